@@ -1,4 +1,4 @@
-"""Resources of this machine: processors, memory, NUMA nodes, limits of a container; the build of FBGEMM."""
+"""Resources of this machine: processors, memory, limits of a container; the build of FBGEMM."""
 
 import ctypes
 import importlib.metadata
@@ -9,7 +9,6 @@ import platform
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from common.errors import UserError
 
@@ -167,42 +166,6 @@ def _bytes_of_tiles() -> int:
         register = ctypes.CFUNCTYPE(ctypes.c_uint32)(ctypes.addressof(start))()
         del start  # Otherwise the page could not be closed.
     return int(register) & 0xFFFF
-
-
-NODES = Path("/sys/devices/system/node")
-PCI_DEVICES = Path("/sys/bus/pci/devices")
-
-
-class Node(NamedTuple):
-    """A NUMA node with memory; free_bytes count what the page cache can give back at once (unused files)."""
-
-    number: int
-    total_bytes: int
-    free_bytes: int
-
-
-def memory_nodes(directory: Path = NODES) -> list[Node]:
-    """Return the NUMA nodes that have memory, by number; none where the system does not report them."""
-    nodes = []
-    for path in directory.glob("node[0-9]*"):
-        try:
-            text = (path / "meminfo").read_text(encoding="utf-8")
-        except OSError:
-            continue
-        sizes = {name: int(kib) << 10 for name, kib in re.findall(r"Node \d+ ([\w()]+):\s+(\d+) kB", text)}
-        if sizes.get("MemTotal"):
-            free = sizes.get("MemFree", 0) + sizes.get("Inactive(file)", 0)
-            nodes.append(Node(int(path.name.removeprefix("node")), sizes["MemTotal"], free))
-    return sorted(nodes)
-
-
-def node_of_gpu(address: str, directory: Path = PCI_DEVICES) -> int | None:
-    """Return the NUMA node that a PCI device such as 0000:c1:00.0 is attached to; None if the system does not say."""
-    try:
-        number = int((directory / address.lower() / "numa_node").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return number if number >= 0 else None
 
 
 NAMES = ("fbgemm-gpu", "fbgemm-gpu-cpu", "fbgemm-gpu-genai", "fbgemm-gpu-nightly", "fbgemm-gpu-nightly-cpu")

@@ -1,11 +1,9 @@
 """A batch, and how rows become one. Shapes: B samples of this process, N dense features, F sparse features, L ids."""
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +15,6 @@ from torchrec.streamable import Pipelineable
 
 from app.runtime.platform import background_thread
 from common.errors import UserError
-from common.machine import NODES, PCI_DEVICES, memory_nodes, node_of_gpu
 from data_prep.codec.spelling import Bags, join, offsets_of
 from data_prep.dataset.format import splitmix64
 from data_prep.dataset.multi_hot import MultiHotTables
@@ -99,18 +96,6 @@ class Batch(Pipelineable):
     def inputs(self) -> tuple[Any, KeyedJaggedTensor]:
         """Return a model's inputs: dense features (or the inputs that replace them) and ids."""
         return self.dense_features if self.inputs_of_model is None else self.inputs_of_model, self.sparse_features
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the bytes of all tensors, those of an extension's inputs too, without padding of a buffer."""
-
-        def of_part(part: object) -> int:
-            if isinstance(part, Tensor):
-                return part.nbytes
-            values = () if part is None else vars(part).values()
-            return sum(of_part(value) for value in values if isinstance(value, (Tensor, Pipelineable)))
-
-        return sum(map(of_part, self._parts))
 
     @property
     def _parts(self) -> tuple[Any, ...]:
@@ -330,43 +315,3 @@ class BatchBuilder:
                 self._tables.expand(feature, rows.sparse[:num_valid, column], out)
                 self._tables.require_rows(feature, out)
         return values
-
-
-log = logging.getLogger("clickwork")
-
-PINNED_BATCHES = BATCHES_AHEAD + 2  # plus the batch that is copied and the batch in use
-ROUNDING = 2  # torch's allocator of page-locked memory rounds a block up to a power of two
-GIB = 1 << 30
-
-
-def with_room_checked(
-    batches: Iterator[Batch], gpu: str, processes: int, mapped_bytes: int, nodes: Path = NODES, pci: Path = PCI_DEVICES
-) -> Iterator[Batch]:
-    """Return the batches, after checking that the memory to be pinned for them is free on a NUMA node.
-
-    batches: in ordinary memory, for a GPU; gpu: its PCI address. processes: number on this machine, which its nodes
-    share equally. mapped_bytes: size of the shards, which are read through the page cache and refuse nothing.
-    """
-    first, memory = next(batches, None), memory_nodes(nodes)
-    if first is None or not memory:
-        return chain([first] if first else [], batches)
-    own, freest = node_of_gpu(gpu, pci), max(memory, key=lambda node: node.free_bytes)
-    # If the GPU's node is unknown, the freest one counts, so that no run is refused by mistake.
-    node = next((node for node in memory if node.number == own), freest)
-    per_node = -(-processes // len(memory))
-    pinned = PINNED_BATCHES * ROUNDING * first.num_bytes * per_node
-    room = (
-        f"{pinned / GIB:.2f} GiB of batches are pinned for {per_node} process(es) on NUMA node {node.number}, which "
-        f"has {node.free_bytes / GIB:.2f} of {node.total_bytes / GIB:.2f} GiB free"
-    )
-    if pinned > node.free_bytes:
-        raise UserError(f"{room}: give a smaller train.global_batch_size, or end what else uses this memory")
-    log.info("memory: %s; %.2f GiB of shards are read through the page cache", room, mapped_bytes / GIB)
-    return chain([first], batches)
-
-
-def gpu_address(device: torch.device) -> str:
-    """Return a GPU's PCI address; if torch does not tell it, an address that no device has."""
-    properties = torch.cuda.get_device_properties(device)
-    parts = [getattr(properties, f"pci_{part}_id", 0) for part in ("domain", "bus", "device")]
-    return "{:04x}:{:02x}:{:02x}.0".format(*parts)

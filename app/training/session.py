@@ -20,7 +20,7 @@ from app.config.app_config import AppConfig
 from app.config.model import Storage
 from app.config.sharding import Plan
 from app.config.train import Compile, OnNan, Pipeline, Platform, require_graphs
-from app.data.batch import Batch, gpu_address, layout_of, pinned_ahead, with_room_checked
+from app.data.batch import Batch, layout_of, pinned_ahead
 from app.metrics.documents import Measured, TrainEvent
 from app.metrics.timing import PHASES, StepTimer
 from app.model.dlrm import Loss, make_loss
@@ -458,7 +458,7 @@ class DataLoader:
         self._session, self._length = session, length
         self._pipeline: SparseDistPipeline | None = None
         # For the record: the pipeline in use, which `auto` leaves open. `_pipeline` is the object itself, if any.
-        self.pipeline, self._is_checked = Pipeline.none, False
+        self.pipeline = Pipeline.none
         device, world_size = session.runtime.device, session.runtime.world_size
         # On CPUs the pipeline shows no gain: a step takes from 0.76 to 1.38 times as long with it.
         is_auto, has_gpus = length.train.pipeline is Pipeline.auto, device.type != "cpu" and world_size > 1
@@ -471,13 +471,6 @@ class DataLoader:
         train, split = self._length.train, self._session.split("train")
         source = split.train_batches(train.global_batch_size, train.seed, epoch, first)
         device = self._session.runtime.device
-        # The first batch is needed for this check, as it shows how many bytes a batch takes.
-        if device.type != "cpu" and not self._is_checked:
-            self._is_checked = True
-            splits = self._session.manifest.splits.values()
-            files = [file for split in splits for shard in split.shards for file in shard.files.values()]
-            processes = self._session.runtime.local_world_size
-            source = with_room_checked(source, gpu_address(device), processes, sum(file.bytes for file in files))
         if self._pipeline is None:
             return self._session.on_device(source)
         # The pipeline copies to the device by itself, so batches only have to be in page-locked memory.

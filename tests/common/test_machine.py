@@ -1,11 +1,10 @@
-"""The machine: limits of control groups, memory and NUMA nodes, the processor, FBGEMM's commit."""
+"""The machine: limits of control groups, memory, the processor, FBGEMM's commit."""
 
 from pathlib import Path
 
 import pytest
 
 from common import machine
-from common.machine import Node, memory_nodes
 
 GIB = 1 << 30
 V2 = "0::/a/b\n"
@@ -68,36 +67,3 @@ def test_memory_is_available_below_the_limit(groups: str, files: dict[str, str],
     assert 1 << 20 < machine.host_bytes_available() <= machine.memory_of_machine()
     write_groups(tmp_path, groups, files)
     assert machine.host_bytes_available() == 600_000
-
-
-MEMINFO = """Node {number} MemTotal:       {total} kB
-Node {number} MemFree:        {free} kB
-Node {number} MemUsed:          999 kB
-Node {number} Active(file):      77 kB
-Node {number} Inactive(file):   {cache} kB
-Node {number} HugePages_Total:     0
-"""
-
-
-def write_nodes(directory: Path, sizes: dict[int, tuple[int, int, int]]) -> Path:
-    """Nodes of these KiB: total, free, unused files."""
-    for number, (total, free, cache) in sizes.items():
-        (directory / f"node{number}").mkdir(parents=True)
-        text = MEMINFO.format(number=number, total=total, free=free, cache=cache)
-        (directory / f"node{number}/meminfo").write_text(text)
-    (directory / "possible").write_text("0-7")
-    return directory
-
-
-def write_gpu(directory: Path, address: str, node: int) -> Path:
-    (directory / address).mkdir(parents=True)
-    (directory / address / "numa_node").write_text(f"{node}\n")
-    return directory
-
-
-def test_nodes_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    numbers = [number * 3 for number in range(8)]  # 10 and more: the order of names is another
-    write_nodes(tmp_path, {number: (1000 + number, 200 + number, 30) for number in reversed(numbers)})
-    write_nodes(tmp_path, {100: (0, 0, 0)})
-    expected = [Node(number, (1000 + number) << 10, (230 + number) << 10) for number in numbers]
-    assert memory_nodes(tmp_path) == expected

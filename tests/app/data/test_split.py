@@ -5,16 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torchrec import KeyedJaggedTensor
 
 from app.config.data import DataConfig
-from app.data.batch import Batch, BatchBuilder, RowArrays, with_room_checked
+from app.data.batch import BatchBuilder, RowArrays
 from app.data.split import SplitReader
-from common.errors import OwnError, UserError
+from common.errors import OwnError
 from data_prep.codec.spelling import Bags
 from data_prep.dataset.format import load_manifest, shard_path
 from tests.app.datasets import write_dataset
-from tests.common.test_machine import write_gpu, write_nodes
 
 CONFIG = DataConfig(shuffle_block_rows=97, shuffle_window_blocks=3)
 
@@ -65,28 +63,3 @@ def test_rows_of_the_same_features_have_the_same_number() -> None:
     for first in range(9):
         for second in range(9):
             assert (keys[first] == keys[second]) == (expected[first] == expected[second])
-
-
-ROWS = 1000
-DENSE, IDS = 13, 2000
-BYTES = ROWS * DENSE * 4 + ROWS * 4 + IDS * 4 + 2 * ROWS * 4  # numbers, labels, ids, lengths
-PINNED_KIB = 8 * BYTES / 1024  # four batches, each in blocks of up to twice its size
-
-
-def batch() -> Batch:
-    lengths = torch.full((2 * ROWS,), 1, dtype=torch.int32)
-    features = KeyedJaggedTensor(["a", "b"], torch.zeros(IDS, dtype=torch.int32), lengths=lengths)
-    return Batch(torch.zeros(ROWS, DENSE), features, torch.zeros(ROWS), ROWS)
-
-
-def machine(tmp_path: Path, free_kib: list[int], gpu_node: int) -> tuple[Path, Path]:
-    nodes = write_nodes(tmp_path / "nodes", {number: (1 << 20, kib, 0) for number, kib in enumerate(free_kib)})
-    return nodes, write_gpu(tmp_path / "pci", "0000:c1:00.0", gpu_node)
-
-
-def test_too_little_on_the_gpus_node_is_refused_before_the_first_batch(tmp_path: Path) -> None:
-    nodes, pci = machine(tmp_path, [1 << 20, int(PINNED_KIB) - 1], 1)
-    with pytest.raises(UserError, match=r"on NUMA node 1, which has .* free: give a smaller train.global_batch_size"):
-        with_room_checked(iter([batch()]), "0000:c1:00.0", 1, 0, nodes, pci)
-    # Another GPU, whose node is not known: the freest.
-    assert len(list(with_room_checked(iter([batch()]), "0000:01:00.0", 1, 0, nodes, pci))) == 1
