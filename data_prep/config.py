@@ -6,7 +6,6 @@ repeat well-known programs, so that their published results can be reproduced on
 
 import math
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
@@ -451,16 +450,10 @@ def split_file_faults(data: DataConfig) -> Iterator[str]:
         if value is not None:
             files = ", ".join(f"data.{split}" for split in splits)
             yield f"data.split.{name}={shown(value)}: has no effect with {files}; {remedy}"
-    if data.encoding in (Encoding.torchrec, Encoding.torchrec_fixed):
-        yield (
-            f"data.encoding={data.encoding.value}: TorchRec's layout of days, which knows no given splits; use "
-            "vocabulary or hash, or name the days in data.raw"
-        )
-    if data.dense_transform is DenseTransform.torchrec:
-        yield (
-            "data.dense_transform=torchrec: shifts each file by its own smallest integer, which data.val and data.test "
-            "must not; use log1p, minmax or raw"
-        )
+    for name in ("encoding", "dense_transform"):
+        if (value := getattr(data, name)) in (Encoding.torchrec, Encoding.torchrec_fixed, DenseTransform.torchrec):
+            rule = "TorchRec's layout of days, which knows no given splits"
+            yield f"data.{name}={value.value}: {rule}; use another, or name the days in data.raw"
 
 
 def unused_group_faults(data: DataConfig) -> Iterator[str]:
@@ -644,12 +637,6 @@ KEYS_OF_RULES = {
     "sampling.seed": "sampling_seed",
 }
 FIXED_SPLIT_ENCODINGS = (Encoding.dlrm_kaggle, Encoding.amd_blog)  # encodings with a fixed split
-REPEATED_PROGRAMS = {
-    Encoding.torchrec: "TorchRec's",
-    Encoding.torchrec_fixed: "TorchRec's",
-    Encoding.dlrm_kaggle: "facebookresearch/dlrm's",
-    Encoding.amd_blog: "AMD's",
-}
 
 
 def resolve_rules(data: DataConfig, num_sources: int, table: Table | None = None) -> Rules:
@@ -720,24 +707,6 @@ def _split_column(data: DataConfig, method: SplitMethod, table: Table | None) ->
     if reads == "times":
         remedy += f", or write time: COLUMN in {data.schema}"
     raise UserError(f"data.split.method={method.value}: {remedy}")
-
-
-def report_differences(rules: Rules) -> None:
-    """Print on stderr any settings by which rows will differ from those of the program that the encoding repeats."""
-    if rules.encoding not in REPEATED_PROGRAMS:
-        return
-    published = RULES[rules.encoding]
-    keys = {"dense_transform": "dense", "split.method": "split", "max_ind_range": "max_ind_range"}
-    keys |= {"max_categories": "max_categories", "sampling.negative_drop_rate": "negative_drop_rate"}
-    choices = {
-        key: getattr(rules, name) for key, name in keys.items() if getattr(rules, name) != getattr(published, name)
-    }
-    # Without a method, the user gave files for each split.
-    causes = [f"data.{key}={shown(value)}" for key, value in choices.items() if (key, value) != ("split.method", None)]
-    causes += ["data.train"] if rules.split is None else []
-    if causes:
-        message = f"output will differ from {REPEATED_PROGRAMS[rules.encoding]} because of {', '.join(causes)}"
-        print(f"data.encoding={rules.encoding.value}: {message}", file=sys.stderr)
 
 
 def largest_id(rules: Rules, num_values: int | None) -> int:

@@ -17,7 +17,6 @@ The task log makes jobs resumable. A task writes its record after its files are 
 files match the record.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -51,8 +50,7 @@ from common.files import (
     temporary_path,
     write_atomically,
 )
-from common.keys import refuse
-from common.machine import memory_limit, require_memory, usable_cpus
+from common.machine import memory_limit, usable_cpus
 from data_prep.codec.transforms import FITS
 from data_prep.config import (
     AUTO_SCHEMA,
@@ -62,7 +60,6 @@ from data_prep.config import (
     first_difference,
     given_values,
     parse_size,
-    raw_row_faults,
     resolve_rules,
 )
 from data_prep.dataset.format import (
@@ -94,7 +91,7 @@ if TYPE_CHECKING:
 
 WORK_DIRECTORY = ".work"
 CHUNKS_DIRECTORY = "chunks"
-WORK_FORMAT = 8  # An unfinished job with another format is not resumed.
+WORK_FORMAT = 9  # An unfinished job with another format is not resumed.
 SPLIT_KEYS = "split.npy"
 SHARD_SUFFIXES = ("labels.npy", "dense.npy", "sparse.npy", "weights.npy", "values.npy", "offsets.npy")
 MIN_BLOCK_ROWS, MAX_BLOCK_ROWS, BLOCK_VALUES = 1 << 8, 1 << 15, 1 << 21  # see `Job.block_rows`
@@ -313,21 +310,13 @@ CLEARING_NAME = "clearing"  # marks that an older dataset is being removed, so t
 def claim_work(root: Path) -> Iterator[Path]:
     """Hold <root>/.work for this process, after completing the moves of a killed job.
 
-    The directory is removed afterwards if nothing in it is worth keeping. A finished dataset in a read-only directory
-    needs no lock: it is only read or refused.
+    The directory is removed afterwards if nothing in it is worth keeping.
 
-    Raises UserError: another process holds the lock. Raises OSError: the directory is not writable, and there is no
-    dataset.
+    Raises UserError: another process holds the lock. Raises OSError: the directory is not writable.
     """
     existed = root.exists()
     work = root / WORK_DIRECTORY
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        if error.errno not in (errno.EROFS, errno.EACCES) or not (root / MANIFEST_NAME).exists():
-            raise
-        yield work
-        return
+    work.mkdir(parents=True, exist_ok=True)
     lock = FileLock(work / LOCK_NAME, blocking=False)
     try:
         lock.acquire()
@@ -405,39 +394,16 @@ def find_finished(
 
     parameters: further entries that the manifest's `encoding` must have. schema: required `raw_schema`.
     """
-    if not (root / MANIFEST_NAME).exists():
+    manifest = finished_manifest(data, root)
+    if manifest is None:
         return None
-    try:
-        manifest = load_manifest(root)
-        difference = _describe_difference(manifest, parameters, schema, sources, data)
-    except UserError:
-        if data.overwrite:
-            return None
-        raise
-    if data.overwrite:  # also an equal one, since its files may be damaged
-        return None
-    if difference is None:
-        print(f"{root}: already done ({manifest.rows:,} {manifest.kind.name})", file=sys.stderr)
-        return manifest
-    raise other_dataset_error(root, difference)
-
-
-def _describe_difference(
-    manifest: Manifest,
-    parameters: dict[str, Any],
-    schema: dict[str, Any] | None,
-    sources: Sequence[Source],
-    data: DataConfig,
-) -> str | None:
-    """Return how a dataset differs from the requested one, for an error; None if it does not."""
     if manifest.encoding.get("raw_schema") != schema:
-        return "other columns"
-    if (difference := first_difference(given_values(data), manifest)) is not None:
-        key, value, recorded = difference
-        return f"{key} is {recorded} there, {value} here"
-    for key, value in parameters.items():
-        if manifest.encoding.get(key) != value:
-            return f"{key} is {manifest.encoding.get(key)} there, {value} here"
+        raise other_dataset_error(root, "other columns")
+    if (difference := first_difference(given_values(data), manifest)) is None:
+        recorded = ((key, value, manifest.encoding.get(key)) for key, value in parameters.items())
+        difference = next((each for each in recorded if each[1] != each[2]), None)
+    if difference is not None:
+        raise other_dataset_error(root, "{0} is {2} there, {1} here".format(*difference))
     recorded_files = [(entry["name"], entry["bytes"], entry.get("split")) for entry in manifest.sources]
     is_same = recorded_files == [(source.name, source.bytes, source.split) for source in sources]
     # A copied file has other times, so the checksum decides then. A time of change of 0 was not recorded.
@@ -446,7 +412,10 @@ def _describe_difference(
         or digest_file(Path(source.path)).sha256 == entry["sha256"]
         for source, entry, (mtime, ctime) in zip(sources, manifest.sources, recorded_times(manifest), strict=True)
     )
-    return None if is_same else "made from other raw files, or for other splits"
+    if not is_same:
+        raise other_dataset_error(root, "made from other raw files, or for other splits")
+    print(f"{root}: already done ({manifest.rows:,} {manifest.kind.name})", file=sys.stderr)
+    return manifest
 
 
 def publish(work: Path, root: Path, manifest: Manifest, moves: list[tuple[str, str]]) -> Manifest:
@@ -516,7 +485,7 @@ def worker_bytes(data: DataConfig, job: Job, stage: Literal["parse", "stream", "
     if stage == "encode":
         # Of a shuffled row: a shard, whole or as two windows, with its input or with chunks as packed rows.
         shard_rows = max(1, job.shard_bytes // SHUFFLED_ROW_BYTES)
-        return num_bytes + block_bytes + unwritten_bytes + (232 * shard_rows if job.rules.is_arranged else 0)
+        return num_bytes + block_bytes + unwritten_bytes + (240 * shard_rows if job.rules.is_arranged else 0)
     chunks = 2 if stage == "stream" else 1
     if is_own:  # a block's rows as lists of Python texts and in Arrow; and short rows, all different, being coded
         return num_bytes + 120 * MEBIBYTE + chunks * 8 * chunk_bytes
@@ -630,7 +599,7 @@ def dataset_bytes(rows: float, schema: Schema, rules: Rules) -> int:
     if rules.order is not None:
         columns += 2 * len(schema.sparse)
     if rules.is_arranged:
-        columns += 2 * len(schema.columns) + 6
+        columns += 2 * len(schema.columns) + 8
     if rules.split_column is not None:
         columns += 2
     return int(rows * VALUE_BYTES * columns * DISK_MARGIN)
@@ -652,15 +621,6 @@ def _estimate_rows(job: Job, source: Source) -> float:
 
 # Chunks of a user's own table are small, since all workers hold the distinct texts of a chunk in memory.
 MIN_OWN_CHUNK_BYTES, MAX_OWN_CHUNK_BYTES = 1 << 20, 8 << 20
-
-
-def refuse_early(data: DataConfig) -> None:
-    """Refuse incompatible settings before anything is downloaded or generated."""
-    require_memory("preprocessing")
-    refuse(raw_row_faults(data))
-    # Called for its errors alone. Rows of another source may have a schema, which has to be read first.
-    if data.source_kind.makes is not None:
-        resolve_rules(data, max(data.synthetic.days, len(data.days or [])))
 
 
 def kind_to_make(data: DataConfig) -> DatasetKind:
@@ -730,28 +690,13 @@ def fetch_days(data: DataConfig, root: Path, work: Path) -> list[Source]:
 
 def require_droppable(data: DataConfig, schema: Schema) -> None:
     """Raise UserError if rows of label 0 are to be dropped of a table whose figures cannot be corrected for it."""
-    rate = data.sampling.negative_drop_rate
-    if rate is not None and schema.label_kind is LabelKind.number:
+    rate, is_number = data.sampling.negative_drop_rate, schema.label_kind is LabelKind.number
+    if rate is not None and (is_number or schema.weight):
+        cause = "labels that are numbers (kind: number)" if is_number else f"sample weights (weight: {schema.weight})"
         raise UserError(
-            f"data.sampling.negative_drop_rate={rate}: drops rows of label 0, and the labels of {data.schema} are "
-            "numbers (kind: number); leave it out"
+            f"data.sampling.negative_drop_rate={rate}: drops rows of label 0 and corrects figures for them, which is "
+            f"not defined for the {cause} of {data.schema}; leave one of them out"
         )
-    if rate is not None and schema.weight:
-        raise UserError(
-            f"data.sampling.negative_drop_rate={rate}: corrects figures for rows that it drops, which is not defined "
-            f"for the sample weights of {data.schema} (weight: {schema.weight}); leave one of them out"
-        )
-
-
-def split_column(rules: Rules, table: Table | None, sources: Sequence[Source]) -> "SplitColumn | None":
-    """Return the column that decides the split of each row, or None. Raise UserError if it cannot."""
-    if rules.split_column is None:
-        return None
-    from data_prep.encoding import find_split_column  # imports pyarrow, which Criteo's rows do not need
-
-    assert rules.split is not None
-    assert table is not None
-    return find_split_column(rules.split_column, rules.split.algorithm.reads == "times", table, sources)
 
 
 def divide_shard(shard_bytes: int, is_own: bool) -> tuple[int, int]:

@@ -14,14 +14,14 @@ from common.command import load
 from common.errors import UserError
 from common.jit import compile_notice
 from common.keys import refuse, shown
-from common.machine import keep_freed_memory, usable_cpus
+from common.machine import keep_freed_memory, require_memory, usable_cpus
 from data_prep import job as jobs
 from data_prep.config import (
     USED_BY_GENERATORS,
     DataConfig,
     may_use_processes,
     parse_size,
-    report_differences,
+    raw_row_faults,
     resolve_rules,
     unused_key_faults,
     validate,
@@ -71,7 +71,12 @@ def preprocess(data: DataConfig) -> Manifest:
 
 def prepare_rows(data: DataConfig, root: Path) -> Manifest:
     """Make a dataset of rows from raw files. Raise UserError as `preprocess` does."""
-    jobs.refuse_early(data)
+    # Incompatible settings are refused before anything is downloaded or generated.
+    require_memory("preprocessing")
+    refuse(raw_row_faults(data))
+    # Called for its errors alone. Rows of another source may have a schema, which has to be read first.
+    if data.source_kind.makes is not None:
+        resolve_rules(data, max(data.synthetic.days, len(data.days or [])))
     with jobs.claim_work(root) as work:
         # The sources, their columns, and the parameters that with the rows decide the shards' bytes.
         sources = tuple(jobs.find_sources(data, root, work))
@@ -88,14 +93,17 @@ def prepare_rows(data: DataConfig, root: Path) -> Manifest:
             if SOURCE_MD5 in finished.extra:
                 GIVEN.refuse_other((source.path for source in sources), md5s, finished.extra[SOURCE_MD5])
             return finished
-        report_differences(rules)
 
         # Before a job starts or resumes: the directory must be free for it, and the disk large enough.
         jobs.refuse_foreign_files(root, work, [Path(source.path) for source in sources])
         expected_sums = source_sums(data, sources) if data.remote.name else ()
         chunk_bytes, per_shard = jobs.divide_shard(parameters["chunk_bytes"], table is not None)
         keeps_texts = data.keep_texts is not False
-        column = jobs.split_column(rules, table, sources)
+        column = None
+        if rules.split_column is not None and rules.split is not None and table is not None:
+            from data_prep.encoding import find_split_column  # imports pyarrow, which Criteo's rows do not need
+
+            column = find_split_column(rules.split_column, rules.split.algorithm.reads == "times", table, sources)
         job = Job(work, sources, schema, rules, chunk_bytes, table, expected_sums, keeps_texts, per_shard, column)
         jobs.check_disk(root, job)
         keep_or_discard_work(work, parameters, sources)
@@ -168,7 +176,7 @@ def run_stages(data: DataConfig, job: Job) -> finish.Result:
         values = {name: count for name, count in result.num_values.items() if count is not None}
         executor.release(jobs.workers_to_encode(data, job, workers, values))
         write_tables(job.work, tuple(values))
-        sums = tuple(result.vocabularies[name].digest.sha256 for name in values)
+        sums = tuple(result.vocabularies[name].files["npy"].sha256 for name in values)
         result.ranges, features = dense_ranges(job, records), tuple(result.num_values)
         ranges = result.ranges * len(job.sources) if len(result.ranges) == 1 else result.ranges  # of all, or of each
         transforms = tuple(column_transforms(job.table, result.fits))
