@@ -239,8 +239,10 @@ class Executor:
             for task in tasks:
                 yield task.run(self._local_worker)
             return
-        if self._executor is None:
-            self._executor = self._start()
+        if self._executor is None:  # at the first task, as a stage without any needs no process
+            start_fork_server()
+            context = multiprocessing.get_context(START_METHOD)
+            self._executor = ProcessPoolExecutor(self.workers, context, _start_worker, (self.counters,))
         waiting: deque[Future[Any]] = deque()
         try:
             for task in tasks:
@@ -275,12 +277,6 @@ class Executor:
         if server is not None:
             self._peaks[str(server)] = peak_memory(server)
         return max(self._peak, sum(self._peaks.values()))
-
-    def _start(self) -> FuturesExecutor:
-        """Start the processes; called at the first task, as a stage without any needs none."""
-        start_fork_server()
-        context = multiprocessing.get_context(START_METHOD)
-        return ProcessPoolExecutor(self.workers, context, _start_worker, (self.counters,))
 
     def _collect(self, future: "Future[TaskResult]") -> Any:
         """Wait for a task's result, and note the peak memory of its process."""
@@ -331,6 +327,8 @@ class ClusterExecutor(Executor):
             ) from error
         super().__init__(sum(worker["nthreads"] for worker in workers.values()))
         self._is_remote = True
+        # Tasks leave files, so equal calls must not share one remembered result. A task of a lost worker is retried.
+        self._executor = self._client.get_executor(pure=False, retries=3)
         self._losses = (KilledWorker, CancelledError, TaskCancelledError, CommClosedError)
         self._loss = f"data.scheduler={address}: workers, perhaps for want of memory, or the connection to it were "
         self._loss += "lost; run the same command again to resume"
@@ -347,10 +345,6 @@ class ClusterExecutor(Executor):
     def peak_bytes(self) -> int:
         """Return the largest memory of any process, since on a cluster each worker has the whole budget."""
         return max([peak_memory(), *self._peaks.values()])
-
-    def _start(self) -> FuturesExecutor:
-        # Tasks leave files, so equal calls must not share one remembered result. A task of a lost worker is retried.
-        return self._client.get_executor(pure=False, retries=3)
 
 
 def open_executor(scheduler: str | None, workers: int) -> Executor:

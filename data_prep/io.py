@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -393,8 +392,7 @@ def npy_header(dtype: np.dtype[Any], rows: int, width: int | None) -> bytes:
     # A header of fixed length gives each row a known offset, and can be filled in once the rows are counted.
     np.lib.format.write_array_header_1_0(stream, {"descr": dtype.str, "fortran_order": False, "shape": shape})
     header = stream.getvalue()
-    if len(header) != HEADER_BYTES:
-        raise AssertionError(f"NumPy wrote a header of {len(header)} bytes, not {HEADER_BYTES}")
+    assert len(header) == HEADER_BYTES, f"NumPy wrote a header of {len(header)} bytes, not {HEADER_BYTES}"
     return header
 
 
@@ -504,9 +502,7 @@ class Progress:
         else:
             print(line, file=sys.stderr, flush=True)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._end.set()
         self._thread.join()
         if self._bar is not None:

@@ -38,7 +38,7 @@ from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2
 from data_prep.dataset.options import CRITEO_NUM_DENSE, Schema
 from data_prep.io import ArrayWriter
 from data_prep.sources.discover import RAW_DIRECTORY, Source, resolve_sources
-from data_prep.sources.download import finished_manifest, sources_of_generated
+from data_prep.sources.download import sources_of_generated
 
 PROBABILITY_BITS = 20
 PROBABILITY_STEPS = 1 << PROBABILITY_BITS
@@ -474,10 +474,8 @@ def synthetic_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
     If `root` holds a finished dataset, nothing outside `work` is written.
     """
     config, directory = data.synthetic, days_directory(data, root)
-    manifest = finished_manifest(data, root)
-    if manifest is not None:
-        return sources_of_generated(data, root, manifest, row_settings(config))
-    return resolve_sources(generate_days(config, directory))
+    finished = sources_of_generated(data, root, row_settings(config))
+    return finished or resolve_sources(generate_days(config, directory))
 
 
 def days_directory(data: DataConfig, root: Path) -> Path:

@@ -72,7 +72,9 @@ def resolve_sources(raw: Any, split: str | None = None) -> list[Source]:
     if not raw or not isinstance(entries, Sequence) or not all(isinstance(e, (str, Path)) for e in entries):
         raise UserError(f"{key}={raw}: give the raw file, a glob, a directory of day files, or a list of them")
     sources: list[Source] = []
-    for root, path in ((own_path(entry), path) for entry in map(str, entries) for path in _expand_entry(entry, key)):
+    roots = (Path(os.path.expanduser(entry)) for entry in entries)
+    found = ((root, path) for root in roots for path in _expand_entry(root, key))
+    for root, path in found:
         # Names and values of the folders between a directory and a file in it; this undoes Hive's escapes.
         folders = path.relative_to(root).parts[:-1] if path.is_relative_to(root) else ()
         partitions = tuple(
@@ -117,22 +119,13 @@ def refuse_same(sources: Sequence[Source], marks: Sequence[Hashable], content: s
             )
 
 
-def own_path(text: str) -> Path:
-    """Return a path as the user gives it; ~ stands for a home directory if that user exists."""
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:
-        return Path(text)
-
-
 def natural_key(path: Path) -> list[Any]:
     """Return a sort key that puts day_2 before day_10."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]
 
 
-def _expand_entry(entry: str, key: str) -> list[Path]:
+def _expand_entry(path: Path, key: str) -> list[Path]:
     """Return the files that one entry of data.raw means: a directory's, those of a glob, or the path itself."""
-    path = own_path(entry)
     if path.is_dir():
         # Spark's own notes beside its files are no rows.
         notes = (".", "_SUCCESS", "_metadata", "_common_metadata", "_committed_", "_started_")
@@ -143,12 +136,12 @@ def _expand_entry(entry: str, key: str) -> list[Path]:
         if not files and not folders:
             raise UserError(f"{path}: no files in this directory; point {key} at the raw day files")
         _refuse_leftovers(files, key)
-        return files + [file for folder in folders for file in _expand_entry(str(folder), key)]
+        return files + [file for folder in folders for file in _expand_entry(folder, key)]
     # A file may have such characters in its own name.
-    if not path.exists() and set("*?[") & set(entry):
+    if not path.exists() and set("*?[") & set(str(path)):
         files = _sorted_files(Path(match) for match in glob.glob(str(path), recursive=True))
         if not files:
-            raise UserError(f"{key}={entry}: no file matches; check the pattern")
+            raise UserError(f"{key}={path}: no file matches; check the pattern")
         _refuse_leftovers(files, key)
         return files
     return [path]

@@ -13,7 +13,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from http.client import HTTPException, HTTPResponse
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -85,12 +85,14 @@ def other_dataset_error(root: Path, difference: str) -> UserError:
     )
 
 
-def sources_of_generated(data: DataConfig, root: Path, manifest: Manifest, settings: Json) -> list[Source]:
-    """Return the sources of generated rows that the manifest at `root` records.
+def sources_of_generated(data: DataConfig, root: Path, settings: Json) -> list[Source]:
+    """Return the sources of generated rows that the finished dataset at `root` records; none without one.
 
     settings: of this command; another value in the manifest is refused.
     """
-    group = data.source_kind.group
+    manifest, group = finished_manifest(data, root), data.source_kind.group
+    if manifest is None:
+        return []
     recorded = manifest.extra.get(group) or {}
     for key, value in settings.items():
         if recorded.get(key) != value:
@@ -129,12 +131,6 @@ class Origin:
     def validator(self) -> str | None:
         """Value for If-Range that means exactly these bytes: a strong ETag, else a time (RFC 9110, section 13.1.5)."""
         return self.etag if self.etag is not None and not self.etag.startswith("W/") else self.last_modified
-
-    def differs(self, other: "Origin") -> bool:
-        """Return whether another reply of the same server is about another file."""
-        marks = ("total", "etag", "last_modified")
-        pairs = ((getattr(self, mark), getattr(other, mark)) for mark in marks)
-        return any(a != b for a, b in pairs if a is not None and b is not None)
 
 
 def find_origin(path: Path) -> Origin | None:
@@ -440,7 +436,8 @@ class _Download:
             total = None if size is None else int(size)
         origin = Origin(url, response.headers.get("ETag"), response.headers.get("Last-Modified"), total)
         if response.status == 206 and resumed is not None:
-            if resumed.differs(origin):
+            pairs = zip(astuple(resumed)[1:], astuple(origin)[1:], strict=True)  # marks, if the server gives them
+            if any(mark != other for mark, other in pairs if mark is not None and other is not None):
                 self._discard()
                 raise EOFError("the file is not the one that the partial download belongs to; starting anew")
             return resumed.total if total is None else total

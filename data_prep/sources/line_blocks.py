@@ -49,7 +49,7 @@ class PlainReader:
         self._file.close()
 
 
-class SourceStream:
+class SourceStream(ReadAhead):
     """Reads a file from front to back, inflated if needed; it is read once and its checksum computed on the way.
 
     One thread reads and computes the checksum, another inflates, both ahead of the consumer.
@@ -64,8 +64,7 @@ class SourceStream:
         if packing is not None:
             self._raw = ReadAhead(self._file.readinto)
             self._inflated = packing.open(self._raw)
-        fill = self._inflate if source.compressed else self._file.readinto
-        self._content = ReadAhead(fill, ROOM_BEFORE, ROOM_BEHIND)
+        super().__init__(self._inflate if source.compressed else self._file.readinto, ROOM_BEFORE, ROOM_BEHIND)
 
     def _inflate(self, block: memoryview) -> int:
         """Fill part of a block with uncompressed bytes; return their number, 0 at the end. Refuse a damaged file."""
@@ -78,14 +77,6 @@ class SourceStream:
         except DAMAGE as error:
             raise UserError(f"{self._source.path}: damaged {self._packing} file ({error}); get it again") from error
 
-    def next_block(self) -> tuple[mmap.mmap, int]:
-        """Return memory and the number of bytes after ROOM_BEFORE in it; 0 at the end, after which it is not called."""
-        return self._content.next_block()
-
-    def at_end(self) -> bool:
-        """Return whether the next block will be the empty one; the last block stays valid."""
-        return self._content.at_end()
-
     def consumed(self) -> int:
         """Return the position in the file, somewhat ahead of the bytes returned so far."""
         return self._file.position
@@ -96,7 +87,7 @@ class SourceStream:
 
     def close(self) -> None:
         """Stop reading ahead and close the file."""
-        self._content.close()
+        super().close()
         if self._inflated is not None:
             self._inflated.close()
             self._raw.close()

@@ -26,7 +26,7 @@ from common.files import write_atomically
 from common.jit import Int, jit
 from data_prep.config import DataConfig
 from data_prep.sources.discover import RAW_DIRECTORY, Source, resolve_sources
-from data_prep.sources.download import finished_manifest, sources_of_generated
+from data_prep.sources.download import sources_of_generated
 from data_prep.synthetic import PROBABILITY_STEPS, bayes_scores
 from extensions.sequences.keys import SyntheticEventsConfig
 
@@ -111,9 +111,8 @@ def figures(data: DataConfig, root: Path) -> Json:
 def find_log(data: DataConfig, root: Path, work: Path) -> list[Source]:
     """Return the log and its items' table, written below `root` unless they or a finished dataset are there."""
     config = keys_of_extension(data, SyntheticEventsConfig)
-    existing = finished_manifest(data, root)
-    if existing is not None:
-        return sources_of_generated(data, root, existing, log_settings(config))
+    if finished := sources_of_generated(data, root, log_settings(config)):
+        return finished
     log, _ = make_log(config, root)
     return resolve_sources([str(log), str(log.with_name(TABLE))])
 
