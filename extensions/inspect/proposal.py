@@ -410,6 +410,11 @@ def propose_schema(sources: Sequence[Source], label: str | None = None) -> Propo
     return proposal
 
 
+def proposed_text(sources: Sequence[Source], label: str | None) -> str:
+    """Return the schema's YAML for some files. Raise UserError if their rows have no label."""
+    return propose_schema(sources, label).text
+
+
 def _choose_use(proposal: Proposal, figures: ColumnFigures) -> Use:
     """Return the use of a column that is not the label."""
     profile, has_text = proposal.profile, proposal.profile.form.has_layout
@@ -600,15 +605,13 @@ def _find_separator(profile: TableProfile, figures: ColumnFigures) -> str | None
 
 def _choose_time(proposal: Proposal) -> tuple[str, str | None] | None:
     """Return the column and format of the time of each row, by which rows are split; None if no column has it."""
-    columns, candidates = proposal.profile.columns, []
-    for name, use in proposal.uses.items():
-        if use.formats and not columns[name].missing and not columns[name].marks and len(columns[name].distinct) > 2:
-            # A name that says time decides, then the number of different times.
-            candidates.append((bool(TIME_WORDS & set(words_of(name))), len(columns[name].distinct), name))
-    if not candidates:
+    figures = [proposal.profile.columns[name] for name, use in proposal.uses.items() if use.formats]
+    whole = [each for each in figures if not each.missing and not each.marks and len(each.distinct) > 2]
+    if not whole:
         return None
-    name = max(candidates, key=lambda candidate: candidate[:2])[2]
-    return name, proposal.uses[name].formats[0]
+    # A name that says time decides, then the number of different times.
+    best = max(whole, key=lambda each: (bool(TIME_WORDS & set(words_of(each.name))), len(each.distinct)))
+    return best.name, proposal.uses[best.name].formats[0]
 
 
 def _judge_leak(proposal: Proposal, name: str, use: Use) -> Use:
