@@ -6,6 +6,7 @@ repeat well-known programs, so that their published results can be reproduced on
 
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
@@ -637,6 +638,12 @@ KEYS_OF_RULES = {
     "sampling.seed": "sampling_seed",
 }
 FIXED_SPLIT_ENCODINGS = (Encoding.dlrm_kaggle, Encoding.amd_blog)  # encodings with a fixed split
+REPEATED_PROGRAMS = {
+    Encoding.torchrec: "TorchRec's",
+    Encoding.torchrec_fixed: "TorchRec's",
+    Encoding.dlrm_kaggle: "facebookresearch/dlrm's",
+    Encoding.amd_blog: "AMD's",
+}
 
 
 def resolve_rules(data: DataConfig, num_sources: int, table: Table | None = None) -> Rules:
@@ -707,6 +714,24 @@ def _split_column(data: DataConfig, method: SplitMethod, table: Table | None) ->
     if reads == "times":
         remedy += f", or write time: COLUMN in {data.schema}"
     raise UserError(f"data.split.method={method.value}: {remedy}")
+
+
+def report_differences(rules: Rules) -> None:
+    """Print on stderr any settings by which rows will differ from those of the program that the encoding repeats."""
+    if rules.encoding not in REPEATED_PROGRAMS:
+        return
+    published = RULES[rules.encoding]
+    keys = {"dense_transform": "dense", "split.method": "split", "max_ind_range": "max_ind_range"}
+    keys |= {"max_categories": "max_categories", "sampling.negative_drop_rate": "negative_drop_rate"}
+    choices = {
+        key: getattr(rules, name) for key, name in keys.items() if getattr(rules, name) != getattr(published, name)
+    }
+    # Without a method, the user gave files for each split.
+    causes = [f"data.{key}={shown(value)}" for key, value in choices.items() if (key, value) != ("split.method", None)]
+    causes += ["data.train"] if rules.split is None else []
+    if causes:
+        message = f"output will differ from {REPEATED_PROGRAMS[rules.encoding]} because of {', '.join(causes)}"
+        print(f"data.encoding={rules.encoding.value}: {message}", file=sys.stderr)
 
 
 def largest_id(rules: Rules, num_values: int | None) -> int:

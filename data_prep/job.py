@@ -17,6 +17,7 @@ The task log makes jobs resumable. A task writes its record after its files are 
 files match the record.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -310,13 +311,21 @@ CLEARING_NAME = "clearing"  # marks that an older dataset is being removed, so t
 def claim_work(root: Path) -> Iterator[Path]:
     """Hold <root>/.work for this process, after completing the moves of a killed job.
 
-    The directory is removed afterwards if nothing in it is worth keeping.
+    The directory is removed afterwards if nothing in it is worth keeping. A finished dataset in a read-only directory
+    needs no lock: it is only read or refused.
 
-    Raises UserError: another process holds the lock. Raises OSError: the directory is not writable.
+    Raises UserError: another process holds the lock. Raises OSError: the directory is not writable, and there is no
+    dataset.
     """
     existed = root.exists()
     work = root / WORK_DIRECTORY
-    work.mkdir(parents=True, exist_ok=True)
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES) or not (root / MANIFEST_NAME).exists():
+            raise
+        yield work
+        return
     lock = FileLock(work / LOCK_NAME, blocking=False)
     try:
         lock.acquire()

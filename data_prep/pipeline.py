@@ -22,6 +22,7 @@ from data_prep.config import (
     may_use_processes,
     parse_size,
     raw_row_faults,
+    report_differences,
     resolve_rules,
     unused_key_faults,
     validate,
@@ -93,6 +94,7 @@ def prepare_rows(data: DataConfig, root: Path) -> Manifest:
             if SOURCE_MD5 in finished.extra:
                 GIVEN.refuse_other((source.path for source in sources), md5s, finished.extra[SOURCE_MD5])
             return finished
+        report_differences(rules)
 
         # Before a job starts or resumes: the directory must be free for it, and the disk large enough.
         jobs.refuse_foreign_files(root, work, [Path(source.path) for source in sources])

@@ -32,7 +32,12 @@ HELD_OUT_SHARE = 0.2  # of KGCN's val and of its test
 TFRS_SEED, TRAIN_ROWS = 42, 80_000
 AGES = (1, 18, 25, 35, 45, 50, 56)  # lowest age of each bucket, which names it, as in TensorFlow Datasets
 TFRS_HEADER = (
-    *("user_rating", "movie_id", "user_id", "user_gender", "user_zip_code", "user_occupation_text"),
+    "user_rating",
+    "movie_id",
+    "user_id",
+    "user_gender",
+    "user_zip_code",
+    "user_occupation_text",
     "bucketized_user_age",
 )
 
