@@ -32,9 +32,9 @@ from data_prep.dataset.options import (
     Encoding,
     LabelKind,
     SplitMethod,
+    Table,
     VocabularyOrder,
 )
-from data_prep.dataset.table_spec import Table
 
 # `python -m data_prep` with only this argument reads a pickled PrepConfig from standard input.
 PICKLED = "--pickled"

@@ -51,8 +51,7 @@ from data_prep.codec.spelling import (
 )
 from data_prep.codec.text import BYTE_ORDER_MARK, Shape, read_delimited, require_distinct
 from data_prep.dataset.format import Manifest, load_rows_manifest, verify_file
-from data_prep.dataset.options import DenseTransform, Schema
-from data_prep.dataset.table_spec import Table
+from data_prep.dataset.options import DenseTransform, Schema, Table
 from data_prep.lookup import NO_ID, column_transforms, dense_limits, vocabulary_path
 from data_prep.parsing.formats import Chunk, LineFormat, format_of, suffix_of, table_layout, table_size
 from data_prep.parsing.labels import read_targets

@@ -75,8 +75,7 @@ from data_prep.dataset.format import (
 )
 from data_prep.dataset.kinds import ROWS, DatasetKind, SchemaProposer, kind_of_schema, split_directories
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY
-from data_prep.dataset.options import CRITEO, LabelKind, Schema, to_json
-from data_prep.dataset.table_spec import Table
+from data_prep.dataset.options import CRITEO, LabelKind, Schema, Table, to_json
 from data_prep.executor import Worker
 from data_prep.io import MAX_HELD_BYTES
 from data_prep.lookup import VOCABULARY_DIRECTORY

@@ -28,8 +28,7 @@ from common.jit import Int, jit
 from data_prep.codec.spelling import HASHED, text_values
 from data_prep.codec.transforms import ColumnTransform, largest_input, transform_columns, transform_numbers
 from data_prep.dataset.format import REMEDY, Manifest, verify_file
-from data_prep.dataset.options import DenseTransform
-from data_prep.dataset.table_spec import Table
+from data_prep.dataset.options import DenseTransform, Table
 from data_prep.io import open_array
 
 VOCABULARY_DIRECTORY = "vocab"

@@ -64,7 +64,7 @@ def convert(
 
     Args:
         batch: its columns include `table.inputs`.
-        table: a `Table` of data_prep/dataset/table_spec.py, or what an export keeps of one.
+        table: a `Table` of data_prep/dataset/options.py, or what an export keeps of one.
         limits: largest absolute value of each dense feature; None: any.
         forms: spellings of each sparse column in the dataset, for rows that its vocabularies are not made from (new
             rows, and files given for val or test); None: a typed value gets the spelling of `form_of_typed`.

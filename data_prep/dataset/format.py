@@ -34,6 +34,7 @@ from data_prep.codec.transforms import FITS
 from data_prep.dataset.kinds import ROWS, DatasetKind, kind_of, misleading_sentences
 from data_prep.dataset.options import (
     CRITEO,
+    FORMATS,
     GENERATORS,
     DenseTransform,
     Encoding,
@@ -41,11 +42,11 @@ from data_prep.dataset.options import (
     LabelKind,
     Schema,
     SplitMethod,
+    Table,
     TableRows,
     VocabularyOrder,
     to_json,
 )
-from data_prep.dataset.table_spec import FORMATS, Table
 from data_prep.io import open_array, prefetch, write_array
 
 ROW_KINDS = ("labels", "dense", "sparse")  # arrays with one row per sample, which all datasets have

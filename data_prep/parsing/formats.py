@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from common.errors import UserError
 from data_prep.codec.spelling import STANDARD, Dialect, RawRows
-from data_prep.dataset.table_spec import FORMATS, Table
+from data_prep.dataset.options import FORMATS, Table
 from data_prep.sources.discover import Source, copy_command, without_packing
 from data_prep.sources.line_blocks import LineBlocks, count_lines_before
 

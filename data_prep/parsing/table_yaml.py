@@ -17,12 +17,12 @@ from common.errors import UserError
 from common.extensions import directories_of_values
 from data_prep.codec.dates import EPOCH, PARTS, fault_of_format, number_of
 from data_prep.codec.spelling import STANDARD, TRUTHS, Dialect, charset_named
-from data_prep.dataset.options import LabelKind
-from data_prep.dataset.table_spec import (
+from data_prep.dataset.options import (
     COLUMN_AND_RULE,
     COMPARISONS,
     NUMBER,
     DatePart,
+    LabelKind,
     LabelRule,
     Table,
     TimeColumn,

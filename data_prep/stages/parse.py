@@ -18,7 +18,7 @@ from common.errors import UserError
 from common.files import FileDigest, digest_file
 from data_prep.codec.spelling import Form, RawRows, TableBlock
 from data_prep.dataset.format import WEIGHTS
-from data_prep.dataset.table_spec import Table
+from data_prep.dataset.options import Table
 from data_prep.executor import Executor, Worker
 from data_prep.io import BLOCK_BYTES, ArrayWriter
 from data_prep.job import SPLIT_KEYS, ChunkRecord, Job, load_record, save_record

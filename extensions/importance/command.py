@@ -36,7 +36,7 @@ from common.documents import Figures, Json, encode, plain_object
 from common.errors import UserError
 from common.files import write_atomically
 from data_prep.dataset.format import Manifest, mean_bag_sizes, sampled_row_numbers
-from data_prep.dataset.table_spec import Table
+from data_prep.dataset.options import Table
 from data_prep.lookup import vocabulary_values
 from extensions.importance.report import IMPORTANCE, Feature, Importance, ImportanceConfig
 

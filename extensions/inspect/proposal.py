@@ -21,8 +21,7 @@ from common.errors import UserError
 from data_prep.codec.dates import EPOCHS, NUMBERS, PARTS, number_of, read_time
 from data_prep.codec.spelling import EXACT_INTEGERS, TRUTHS, RawRows
 from data_prep.dataset.format import splitmix64
-from data_prep.dataset.options import LabelKind
-from data_prep.dataset.table_spec import COLUMN_AND_RULE, Table, parse_rule
+from data_prep.dataset.options import COLUMN_AND_RULE, LabelKind, Table, parse_rule
 from data_prep.parsing.labels import NULL_MARKS, PAIRS, convert_rows
 from data_prep.parsing.table_yaml import load_table
 from data_prep.sources.discover import Source

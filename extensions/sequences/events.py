@@ -61,8 +61,7 @@ from data_prep.dataset.format import (
     verify_shard,
 )
 from data_prep.dataset.kinds import kind_of
-from data_prep.dataset.options import MAX_NUM_EMBEDDINGS, Feature, TableRows, to_json
-from data_prep.dataset.table_spec import RULE, parse_rule
+from data_prep.dataset.options import MAX_NUM_EMBEDDINGS, RULE, Feature, TableRows, parse_rule, to_json
 from data_prep.io import open_array
 from data_prep.parsing.formats import Chunk, Column, FileLayout, Size, format_of
 from data_prep.parsing.labels import meets_rule

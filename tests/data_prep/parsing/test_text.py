@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from data_prep.codec.spelling import charset_named
 from data_prep.dataset.format import load_manifest
-from data_prep.dataset.table_spec import COMPARISONS
+from data_prep.dataset.options import COMPARISONS
 from data_prep.encoding import Encoder, read_new_rows
 from data_prep.parsing.readers import exact_rows, read_fast
 from tests.data_prep.conftest import Capture, seeds
