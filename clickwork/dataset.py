@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from clickwork.batches import TorchBatches
-    from data_prep.codec.spelling import Bags
+    from data_prep.codec.values import Bags
     from data_prep.dataset.format import ShardArrays
 
 BATCH_ROWS = 1 << 16  # default rows of a batch of `Dataset.batches`
@@ -177,7 +177,7 @@ class Dataset:
         """Return consecutive parts of shards, whose labels and weights are columns [n, 1], as one batch."""
         import numpy as np
 
-        from data_prep.codec.spelling import join
+        from data_prep.codec.values import join
 
         # The first three fields of a part are labels, dense and sparse.
         labels, dense, sparse = (np.concatenate([part[field] for part in parts]) for field in range(3))

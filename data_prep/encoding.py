@@ -1,6 +1,6 @@
 """New rows to the arrays of a dataset, by its manifest; the column that decides a split.
 
-Each field becomes a 64-bit number: microseconds since 1970, or the value of its text (data_prep/codec/spelling.py).
+Each field becomes a 64-bit number: microseconds since 1970, or the value of its text (data_prep/codec/values.py).
 """
 
 import io
@@ -36,7 +36,8 @@ from data_prep.codec.convert import (
     without_nan,
 )
 from data_prep.codec.rows import ParsedRows, RowCodec
-from data_prep.codec.spelling import (
+from data_prep.codec.text import BYTE_ORDER_MARK, Shape, read_delimited, require_distinct
+from data_prep.codec.values import (
     LIST_SEPARATOR,
     NUMBER,
     STANDARD,
@@ -49,7 +50,6 @@ from data_prep.codec.spelling import (
     offsets_of,
     text_values,
 )
-from data_prep.codec.text import BYTE_ORDER_MARK, Shape, read_delimited, require_distinct
 from data_prep.dataset.format import Manifest, load_rows_manifest, verify_file
 from data_prep.dataset.options import DenseTransform, Schema, Table
 from data_prep.lookup import NO_ID, column_transforms, dense_limits, vocabulary_path

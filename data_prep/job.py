@@ -52,7 +52,7 @@ from common.files import (
     write_atomically,
 )
 from common.machine import memory_limit, usable_cpus
-from data_prep.codec.transforms import FITS
+from data_prep.codec.values import FITS
 from data_prep.config import (
     AUTO_SCHEMA,
     DataConfig,

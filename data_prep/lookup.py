@@ -25,8 +25,14 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from common.files import FileDigest
 from common.jit import Int, jit
-from data_prep.codec.spelling import HASHED, text_values
-from data_prep.codec.transforms import ColumnTransform, largest_input, transform_columns, transform_numbers
+from data_prep.codec.values import (
+    HASHED,
+    ColumnTransform,
+    largest_input,
+    text_values,
+    transform_columns,
+    transform_numbers,
+)
 from data_prep.dataset.format import REMEDY, Manifest, verify_file
 from data_prep.dataset.options import DenseTransform, Table
 from data_prep.io import open_array

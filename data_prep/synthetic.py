@@ -31,7 +31,7 @@ from common.errors import UserError
 from common.files import write_atomically
 from common.jit import compile_notice, jit
 from common.machine import usable_cpus
-from data_prep.codec.spelling import Bags, offsets_of
+from data_prep.codec.values import Bags, offsets_of
 from data_prep.config import MAX_TABLE_ROWS, DataConfig, IdDistribution, RandomConfig, SyntheticConfig
 from data_prep.dataset.format import SPLITS, ShardArrays
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2

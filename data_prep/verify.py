@@ -20,7 +20,7 @@ from common.cli import EXIT_DONE
 from common.errors import UserError
 from common.files import FileDigest
 from common.keys import refuse
-from data_prep.codec.spelling import Bags
+from data_prep.codec.values import Bags
 from data_prep.config import PrepConfig, unused_key_faults
 from data_prep.dataset.format import (
     MANIFEST_NAME,

@@ -15,7 +15,7 @@ from torchrec.streamable import Pipelineable
 
 from app.runtime.platform import background_thread
 from common.errors import UserError
-from data_prep.codec.spelling import Bags, join, offsets_of
+from data_prep.codec.values import Bags, join, offsets_of
 from data_prep.dataset.format import splitmix64
 from data_prep.dataset.multi_hot import MultiHotTables
 

@@ -28,7 +28,7 @@ from app.data.batch import Batch, BatchBuilder, RowArrays, join_rows
 from app.runtime.platform import background_thread
 from common.errors import OwnError, UserError
 from common.jit import Int, jit, prefetch
-from data_prep.codec.spelling import Bags, join
+from data_prep.codec.values import Bags, join
 from data_prep.dataset.format import INCREMENT, Manifest, ShardArrays, open_shard, shard_path, splitmix64, verify_shard
 from data_prep.dataset.format import Split as SplitEntry
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHotTables, verify_tables

@@ -33,7 +33,7 @@ from data_prep.codec.dates import (
     read_time,
     time_fault,
 )
-from data_prep.codec.spelling import (
+from data_prep.codec.values import (
     CORRECT,
     LIST_SEPARATOR,
     Form,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.codec.spelling import EXACT_INTEGERS, NUMBER, TRUTHS
+from data_prep.codec.values import EXACT_INTEGERS, NUMBER, TRUTHS
 
 
 class NumberForm(Protocol):

@@ -21,8 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.codec.convert import convert, distinct_texts
-from data_prep.codec.spelling import Bags, RawRows, from_text, remainders, text_values
-from data_prep.codec.transforms import transform_columns, transform_numbers
+from data_prep.codec.values import (
+    Bags,
+    RawRows,
+    from_text,
+    remainders,
+    text_values,
+    transform_columns,
+    transform_numbers,
+)
 
 HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 INT32 = 1 << 31

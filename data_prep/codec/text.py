@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from common.errors import UserError
-from data_prep.codec.spelling import CORRECT, STANDARD, UTF_8, Dialect
+from data_prep.codec.values import CORRECT, STANDARD, UTF_8, Dialect
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 OTHER_DELIMITERS = (",", "\t", ";", "|")  # tried if the suffix's own gives no known column

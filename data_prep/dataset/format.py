@@ -2,7 +2,7 @@
 
     <root>/manifest.json
     <root>/<split>/<shard>.{labels,dense,sparse}.npy
-    <root>/<split>/<shard>.{values,offsets}.npy         if features are multi-hot: see data_prep/codec/spelling.py
+    <root>/<split>/<shard>.{values,offsets}.npy         if features are multi-hot: see data_prep/codec/values.py
     <root>/<split>/<shard>.weights.npy                  if the rows have sample weights
     <root>/vocab/
 
@@ -29,8 +29,7 @@ from numpy.typing import DTypeLike, NDArray
 from common.documents import UNKNOWN, VERSION, Json, convert, decode
 from common.errors import UserError
 from common.files import FileDigest, digest_file, write_atomically
-from data_prep.codec.spelling import BAG_KINDS, Bags, charset_named, from_text, pack, unpack
-from data_prep.codec.transforms import FITS
+from data_prep.codec.values import BAG_KINDS, FITS, Bags, charset_named, from_text, pack, unpack
 from data_prep.dataset.kinds import ROWS, DatasetKind, kind_of, misleading_sentences
 from data_prep.dataset.options import (
     CRITEO,

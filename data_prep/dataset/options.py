@@ -1,6 +1,6 @@
 """Sources, splits, encodings and transforms by name; the columns of rows, and a user's table.
 
-A category is any text; its 64-bit value identifies it, see data_prep/codec/spelling.py.
+A category is any text; its 64-bit value identifies it, see data_prep/codec/values.py.
 """
 
 import operator
@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from common.documents import Json, decode
 from common.errors import UserError
 from common.extensions import row_constructor, rows_of_extensions
-from data_prep.codec.spelling import UTF_8, Dialect
+from data_prep.codec.values import UTF_8, Dialect
 from data_prep.dataset.kinds import ROWS, NamedSource, SourceKind
 
 OWN_FILES = SourceKind()
@@ -279,7 +279,7 @@ RULE_PATTERN = rf"\s*({_OPERATOR})\s*(\S(?:.*\S)?)\s*"
 # A column and a rule in one text, such as "rating >= 4"; the name cannot end in a blank or a part of an operator.
 COLUMN_AND_RULE = re.compile(rf"(.*?[^\s=<>!])\s*((?:{_OPERATOR})\s*\S.*)")
 QUOTES = "\"'"
-NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"  # in a rule; in a field, blanks may stand around it (spelling.py)
+NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"  # in a rule; in a field, blanks may stand around it
 
 
 class LabelRule(NamedTuple):
@@ -377,7 +377,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         negative: with `positive`, the only other values; (): any.
         quoting, escape, charset: dialect of text files.
         vectors: columns of several of the `dense` features each.
-        transforms: dense features with a transform of their own, and its name (data_prep/codec/transforms.py).
+        transforms: dense features with a transform of their own, and its name (data_prep/codec/values.py).
         time: column with the time of each row; no feature unless `parts` name it.
         weight: column with the sample weight of each row; no feature.
     """

@@ -388,7 +388,7 @@ PADDING = SCAN_BYTES  # readable bytes after the last row
 
 
 class Block(NamedTuple):
-    """Parsed Criteo rows; data_prep/codec/spelling.py has those of a user's own table.
+    """Parsed Criteo rows; data_prep/codec/values.py has those of a user's own table.
 
     labels [rows] int32; dense [rows, N] int32; sparse [rows, F] uint32. An empty field is 0, also in TorchRec, which
     treats it as a value.

@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from common.errors import UserError
-from data_prep.codec.spelling import STANDARD, Dialect, RawRows
+from data_prep.codec.values import STANDARD, Dialect, RawRows
 from data_prep.dataset.options import FORMATS, Table
 from data_prep.sources.discover import Source, copy_command, without_packing
 from data_prep.sources.line_blocks import LineBlocks, count_lines_before

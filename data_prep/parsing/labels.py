@@ -26,7 +26,7 @@ from data_prep.codec.convert import (
     without_marks,
 )
 from data_prep.codec.dates import NumberForm, exact_number_of, number_of
-from data_prep.codec.spelling import EXACT_INTEGERS, TRUTHS, Form, Locator, RawRows, TableBlock, text_of
+from data_prep.codec.values import EXACT_INTEGERS, TRUTHS, Form, Locator, RawRows, TableBlock, text_of
 from data_prep.dataset.options import COMPARISONS, LabelKind, LabelRule, Table, parse_rule
 from data_prep.parsing.formats import format_named, table_layout, table_size
 from data_prep.sources.discover import Source

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from common.files import FileDigest
 from common.machine import share_allocator_with_arrow
-from data_prep.codec.spelling import Bags, Form, TableBlock, offsets_of, remainders, text_values, unpack
+from data_prep.codec.values import Bags, Form, TableBlock, offsets_of, remainders, text_values, unpack
 from data_prep.io import ArrayWriter, FileRange, FileWriter, open_array, read_ranges
 from data_prep.job import VALUE_BYTES, ChunkRecord, Job
 from data_prep.lookup import text_buffers, texts_from_buffers

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from common.documents import Json
 from common.errors import UserError
 from common.files import FileDigest
-from data_prep.codec.spelling import Form, to_text, unpack
+from data_prep.codec.values import Form, to_text, unpack
 from data_prep.config import num_embeddings
 from data_prep.dataset.format import SPLITS, UNSEEN, WEIGHTS, Manifest, build_manifest
 from data_prep.dataset.kinds import SHARED_IDS, UNKNOWN_SHARE, VALUES_PER_ROW

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from common.documents import Json
 from common.errors import UserError
 from common.files import FileDigest, digest_file
-from data_prep.codec.transforms import FITS
+from data_prep.codec.values import FITS
 from data_prep.dataset.options import DenseTransform, VocabularyOrder
 from data_prep.executor import Executor, Worker
 from data_prep.io import FileRange, FileWriter, open_array, read_ranges, write_array

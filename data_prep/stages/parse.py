@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike
 
 from common.errors import UserError
 from common.files import FileDigest, digest_file
-from data_prep.codec.spelling import Form, RawRows, TableBlock
+from data_prep.codec.values import Form, RawRows, TableBlock
 from data_prep.dataset.format import WEIGHTS
 from data_prep.dataset.options import Table
 from data_prep.executor import Executor, Worker

@@ -30,8 +30,7 @@ from numpy.typing import NDArray
 from common.documents import Json
 from common.files import FileDigest, Need, require_room
 from common.jit import jit
-from data_prep.codec.spelling import BAG_KINDS, Bags, join, pack
-from data_prep.codec.transforms import ColumnTransform
+from data_prep.codec.values import BAG_KINDS, Bags, ColumnTransform, join, pack
 from data_prep.config import DataConfig, largest_id
 from data_prep.dataset.format import (
     ROW_KINDS,

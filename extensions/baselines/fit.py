@@ -23,7 +23,7 @@ from common import signals
 from common.documents import Number, OpenDocument
 from common.errors import UserError
 from common.keys import MISSING, key
-from data_prep.codec.spelling import Bags, join, offsets_of
+from data_prep.codec.values import Bags, join, offsets_of
 from data_prep.dataset.format import Manifest, open_shard, sample_split, splitmix64
 
 

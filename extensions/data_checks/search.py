@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from common.documents import Json, convert, plain_object
 from common.errors import UserError
-from data_prep.codec.spelling import Bags, unpack
+from data_prep.codec.values import Bags, unpack
 from data_prep.dataset.format import rows_of_blocks, sampled_blocks, splitmix64
 from data_prep.dataset.options import LabelKind
 from data_prep.io import open_array, read_rows

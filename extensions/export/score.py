@@ -31,8 +31,8 @@ from encoder.convert import excerpt, numbers_of, to_column, to_list
 from encoder.dates import NUMBERS
 from encoder.errors import UserError
 from encoder.rows import RowCodec
-from encoder.spelling import Bags, Dialect, RawRows, numbered_rows
 from encoder.text import Shape, decode_text, read_delimited
+from encoder.values import Bags, Dialect, RawRows, numbered_rows
 
 HERE = Path(__file__).resolve().parent
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}

@@ -49,7 +49,7 @@ from data_prep.codec.convert import (
     without_nan,
 )
 from data_prep.codec.dates import NUMBERS, SECOND, fault_of_format
-from data_prep.codec.spelling import CORRECT, RawRows, compared_text, text_values, whole_number
+from data_prep.codec.values import CORRECT, RawRows, compared_text, text_values, whole_number
 from data_prep.dataset.format import (
     REMEDY,
     Count,

@@ -23,7 +23,7 @@ from common.keys import refuse, shown
 from common.machine import keep_freed_memory, usable_cpus
 from data_prep.codec.convert import excerpt, to_list
 from data_prep.codec.dates import SECOND
-from data_prep.codec.spelling import offsets_of
+from data_prep.codec.values import offsets_of
 from data_prep.config import (
     USED_BY_GENERATORS,
     DataConfig,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.codec.spelling import Bags
+from data_prep.codec.values import Bags
 from data_prep.dataset.format import Manifest, ShardArrays, Split, save_manifest, write_shard
 
 NUM_EMBEDDINGS = {"cat_0": 50, "cat_1": 7, "cat_2": 300, "cat_3": 4}

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from data_prep.codec.transforms import FITS, transform_column
+from data_prep.codec.values import FITS, transform_column
 from data_prep.dataset.multi_hot import MultiHotTables
 from data_prep.stages import fit as fit_dense
 from data_prep.stages import place as permutation

@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from data_prep.codec import spelling
-from data_prep.codec.spelling import text_hash
+from data_prep.codec.values import text_hash
 from data_prep.config import DataConfig, PrepConfig
 from data_prep.dataset.format import Manifest, load_manifest, unseen_sentence
 from data_prep.dataset.kinds import misleading_sentences
@@ -80,7 +79,7 @@ def test_two_texts_of_one_value_end_the_job(
     tmp_path: Path, names: list[list[str]], monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
 ) -> None:
     hashed = text_hash
-    monkeypatch.setattr(spelling, "text_hash", lambda text: hashed(text)[:1] * 8)  # 8 bits
+    monkeypatch.setattr("data_prep.codec.values.text_hash", lambda text: hashed(text)[:1] * 8)  # 8 bits
     rows = "".join(f"{i % 2},name {i},\n" for i in range(300))
     (tmp_path / "rows.csv").write_text(f"clicked,user,tags\n{rows}")
     message = r"column user: 'name \d+' and 'name \d+' have the same value"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.codec.spelling import text_key, text_values
+from data_prep.codec.values import text_key, text_values
 from data_prep.dataset.options import VocabularyOrder
 from data_prep.lookup import build_table, encode_dense
 from data_prep.vocabulary import (

@@ -10,7 +10,7 @@ from app.config.data import DataConfig
 from app.data.batch import BatchBuilder, RowArrays
 from app.data.split import SplitReader
 from common.errors import OwnError
-from data_prep.codec.spelling import Bags
+from data_prep.codec.values import Bags
 from data_prep.dataset.format import load_manifest, shard_path
 from tests.app.datasets import write_dataset
 

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.codec.spelling import charset_named
+from data_prep.codec.values import charset_named
 from data_prep.dataset.format import load_manifest
 from data_prep.dataset.options import COMPARISONS
 from data_prep.encoding import Encoder, read_new_rows

@@ -15,7 +15,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from app.report.read import read_run
-from data_prep.codec.spelling import Bags
+from data_prep.codec.values import Bags
 from data_prep.dataset.format import load_manifest
 from extensions.baselines.command import baselines_sentence
 from extensions.baselines.fit import Baseline, Rows, fit_baselines, label_rates, load_rows

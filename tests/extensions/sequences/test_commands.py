@@ -18,7 +18,7 @@ from app.config.train import RuntimeConfig, TrainConfig, evaluation_steps
 from app.runtime.platform import Runtime
 from app.training import checkpointer, meta_build, session
 from app.training.state import RunLength
-from data_prep.codec.spelling import text_key
+from data_prep.codec.values import text_key
 from extensions.sequences.event_log import EventSplit
 from tests.app.conftest import Command, Refusal, composed, ended, forked
 from tests.app.in_process import train_here

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from common.errors import UserError
-from data_prep.codec.spelling import text_key
+from data_prep.codec.values import text_key
 from data_prep.dataset.format import load_manifest
 from data_prep.verify import verify_dataset
 from extensions.sequences.event_log import EventLog, EventSplit
