@@ -18,6 +18,7 @@ OUT = "OUT"  # replaced by a file or directory that goes away
 QUICK = {
     "check": ["--rounds=6", "--default-rounds=0", "--", "operators=[interaction]", "seconds=0.01"],
     "checkpoint_stall": ["--scale=0.0005", "--rounds=1"],
+    "commands": ["--against=HEAD", "--rounds=1", "--cases=help"],
     "daily": ["--days=2", "--rows=20000"],
     "default_run": ["--cases=quickstart", "--threads=2", "--rounds=1", "--steps=40"],
     "events": ["--events=20000", "--rounds=1", "--workers=1"],

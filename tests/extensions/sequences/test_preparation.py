@@ -49,7 +49,7 @@ def test_yambda_by_name(tmp_path: Path, mirror: Mirror) -> None:
     assert prepare(*arguments).digest == manifest.digest
     assert len(mirror.requests) == requests
     other = [f"data.remote.sha256={{artist_item_mapping.parquet:{'0' * 64}}}", f"data.path={tmp_path}/other"]
-    with pytest.raises(UserError, match=r"artist_item_mapping\.parquet: .*sha256.* data\.remote\.sha256"):
+    with pytest.raises(UserError, match=r"artist_item_mapping\.parquet: .*SHA-256.* data\.remote\.sha256"):
         prepare(*(each.replace("dropping", "good") for each in (*arguments, *other)))
 
 
