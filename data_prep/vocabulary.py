@@ -318,12 +318,9 @@ AnyRun: TypeAlias = Run | SpilledRun
 def spill_parts(runs: Iterator[Run], directory: Path) -> Sequence[AnyRun]:
     """Return all parts of a merged run: a single one stays in memory, several go to disk in `directory`."""
     # A single part needs no disk, and only asking for the next one tells whether there are several.
-    first = next(runs, None)
-    if first is None:
-        return []
-    second = next(runs, None)
-    if second is None:
-        return [first]
+    first, second = next(runs, None), next(runs, None)
+    if first is None or second is None:
+        return [] if first is None else [first]
     spilled = [SpilledRun(first, directory / "0"), SpilledRun(second, directory / "1")]
     del first, second  # so that a part on disk is not in memory, too, while the next one is merged
     spilled += [SpilledRun(part, directory / str(i)) for i, part in enumerate(runs, 2)]
@@ -596,15 +593,14 @@ def write_ranked(
     """
     numbers = open_array(order)
     buckets, text_bytes = _sort_into_buckets(numbered, numbers, directory, part_bytes)
-    values = ArrayWriter(paths[0], np.uint64, None, len(numbers))
-    texts = []
-    if len(paths) > 1:
-        texts = [
-            ArrayWriter(paths[1], np.uint8, None, text_bytes),
-            ArrayWriter(paths[2], np.int64, None, 1 + len(numbers)),
-        ]
-        texts[1].append(np.zeros(1, np.int64))
-    try:
+    forms = (np.uint64, len(numbers)), (np.uint8, text_bytes), (np.int64, 1 + len(numbers))
+    with ExitStack() as stack:
+        values, *texts = (
+            stack.enter_context(ArrayWriter(path, dtype, None, rows))
+            for path, (dtype, rows) in zip(paths, forms, strict=False)
+        )
+        if texts:
+            texts[1].append(np.zeros(1, np.int64))
         for bucket in buckets:
             table = _read_stream(bucket).sort_by("id")
             values.append(table.column("value").to_numpy())
@@ -613,9 +609,6 @@ def write_ranked(
                 texts[1].append(offsets[1:] + texts[0].rows)
                 texts[0].append(content)
         return [writer.close() for writer in (values, *texts)]
-    finally:
-        for writer in (values, *texts):
-            writer.abandon()
 
 
 def _sort_into_buckets(

@@ -206,64 +206,47 @@ class Categories(NamedTuple):
     first: NDArray[np.uint32]
 
 
-class CategoryBuffer:
-    """A feature's values during parsing: the codes of each block, in as few bytes as possible, and its texts."""
+def merge_categories(feature: str, parts: list[Any], rows: NDArray[np.int64], are_keys: bool) -> Categories:
+    """Return a feature's values with their dictionary, and release its blocks.
 
-    def __init__(self, feature: str) -> None:
-        self._feature = feature
-        self._read_texts: list[Any] = []
-        # Of each block: codes [rows]; counts and first rows [texts] of the block's texts.
-        self._blocks: list[tuple[NDArray[np.unsignedinteger], NDArray[np.uint32], NDArray[np.uint32]]] = []
+    parts: the values of each block, an array as `TextColumn.values`. rows: row of each value, ascending, counted from 0
+    in the chunk. are_keys: whether values identify texts, so that no two texts may share one.
+    """
+    import pyarrow as pa
 
-    def append(self, values: Any, rows: NDArray[np.int64]) -> None:
-        """Add values, an array as `TextColumn.values`; value i belongs to row rows[i], counted from 0 in the chunk."""
-        codes, texts = values.indices.to_numpy(), values.dictionary
-        first = np.empty(len(texts), np.uint32)
-        first[codes[::-1]] = rows[::-1]  # The first row of each code is written last, so it stays.
-        counts = np.bincount(codes, minlength=len(texts)).astype(np.uint32)
-        self._read_texts.append(texts)
-        self._blocks.append((codes.astype(code_dtype(len(texts))), counts, first))
+    # Each block has codes of its own dictionary.
+    column = pa.chunked_array(parts, pa.dictionary(pa.int32(), pa.string())).unify_dictionaries().combine_chunks()
+    parts.clear()
+    texts = column.dictionary
+    values = text_values(texts)
+    order = np.argsort(values)
+    values = values[order]
+    is_new = np.concatenate(([True], values[1:] != values[:-1]))[: len(values)]
+    if not is_new.all() and are_keys:
+        refuse_collisions(feature, texts.take(pa.array(order)), is_new)
+    # Without keys, texts may share a value; they then share a rank, too.
+    rank = np.empty(len(order), np.uint32)
+    rank[order] = np.cumsum(is_new, dtype=np.uint32) - np.uint32(1)
+    values, texts = values[is_new], texts.take(pa.array(order[is_new]))
+    codes = rank.astype(code_dtype(len(values)))[column.indices.to_numpy()]
+    return Categories(codes, values, texts, *count_codes(codes, rows, len(values)))
 
-    def finish(self, are_keys: bool) -> Categories:
-        """Return all values with their dictionary. Call this once.
 
-        are_keys: whether values identify texts, so that no two texts may share one.
-        """
-        import pyarrow as pa
+def count_codes(
+    codes: NDArray[np.unsignedinteger], rows: NDArray[np.int64], num_values: int
+) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """Return the count of each code and its first row, uint32 [num_values]; 0 for one that does not occur.
 
-        if len(self._read_texts) == 1:  # The texts of a single block are distinct already.
-            texts = self._read_texts.pop()
-            indices = np.arange(len(texts), dtype=np.int32)
-        else:
-            # Each block has codes of its own dictionary. `indices` has, block after block, the index of each text of it
-            # in a dictionary of all blocks.
-            encoded = pa.chunked_array(self._read_texts, pa.string()).dictionary_encode()
-            self._read_texts.clear()
-            texts = encoded.chunk(0).dictionary if encoded.num_chunks else pa.array([], pa.string())
-            indices = np.concatenate([np.zeros(0, np.int32), *(chunk.indices.to_numpy() for chunk in encoded.chunks)])
-        values = text_values(texts)
-        order = np.argsort(values)
-        values = values[order]
-        is_new = np.concatenate(([True], values[1:] != values[:-1]))[: len(values)]
-        if not is_new.all() and are_keys:
-            refuse_collisions(self._feature, texts.take(pa.array(order)), is_new)
-        # Without keys, texts may share a value; they then share a rank, too.
-        rank = np.empty(len(order), np.uint32)
-        rank[order] = np.cumsum(is_new, dtype=np.uint32) - np.uint32(1)
-        values, texts = values[is_new], texts.take(pa.array(order[is_new]))
-        del order
-        # The minimum below needs a start above every row.
-        counts, first = np.zeros(len(values), np.uint32), np.full(len(values), np.iinfo(np.uint32).max, np.uint32)
-        codes = np.empty(sum(len(block) for block, _, _ in self._blocks), code_dtype(len(values)))
-        begin = entry = 0
-        for block, block_counts, block_first in self._blocks:
-            # A block's entries are ranked once, and its rows take their ranks by code.
-            numbers = rank[indices[entry : entry + len(block_counts)]]
-            np.add.at(counts, numbers, block_counts)
-            np.minimum.at(first, numbers, block_first)
-            codes[begin : begin + len(block)] = numbers.astype(codes.dtype)[block]
-            begin, entry = begin + len(block), entry + len(numbers)
-        return Categories(codes, values, texts, counts, first)
+    rows: row of each code, ascending.
+    """
+    counts, first = np.zeros(num_values, np.uint32), np.zeros(num_values, np.uint32)
+    # From the last part to the first, and backwards within each: a code's first row is written last, so it stays. Parts
+    # bound the int64 copies that bincount makes.
+    for stop in range(len(codes), 0, -COUNT_ROWS):
+        part = slice(max(0, stop - COUNT_ROWS), stop)
+        counts += np.bincount(codes[part], minlength=num_values).astype(np.uint32)
+        first[codes[part][::-1]] = rows[part][::-1]
+    return counts, first
 
 
 class TableCategories:
@@ -273,20 +256,17 @@ class TableCategories:
         share_allocator_with_arrow()
         self._job, self._chunk = job, (source, chunk)
         self._rows = 0
-        self._buffers = {feature: CategoryBuffer(feature) for feature in job.schema.sparse}
+        self._values: dict[str, list[Any]] = {feature: [] for feature in job.schema.sparse}
         self._lengths: dict[str, list[NDArray[np.int64]]] = {feature: [] for feature in job.schema.ragged}
         self._forms = dict.fromkeys(job.schema.sparse, Form(0))
 
     def append(self, block: TableBlock) -> None:
         """Add the categories of a block, whose rows follow those of the block before in the chunk."""
-        rows = np.arange(self._rows, self._rows + len(block.labels))
-        self._rows += len(rows)
+        self._rows += len(block.labels)
         for feature, column in zip(self._job.schema.sparse, block.categories, strict=True):
-            value_rows = rows
             if column.offsets is not None:
                 self._lengths[feature].append(np.diff(column.offsets))
-                value_rows = np.repeat(rows, self._lengths[feature][-1])
-            self._buffers[feature].append(column.values, value_rows)
+            self._values[feature].append(column.values)
             self._forms[feature] |= column.form
 
     def finish(self, record: ChunkRecord) -> None:
@@ -305,10 +285,12 @@ class TableCategories:
             self._write_array(record, "offsets.npy", np.int64, [offsets])
 
     def _finish_features(self, record: ChunkRecord, are_keys: bool) -> Iterator[tuple[str, Categories]]:
-        """Yield each feature's values; note the range of those with single values. are_keys: see `CategoryBuffer`."""
-        for feature in self._job.schema.sparse:
-            # Taken out, so that the feature's blocks are freed before the next one makes its dictionary.
-            categories = self._buffers.pop(feature).finish(are_keys)
+        """Yield each feature's values; note the range of those with single values. are_keys: see `merge_categories`."""
+        for feature, parts in self._values.items():
+            rows = np.arange(self._rows)
+            if feature in self._lengths:
+                rows = np.repeat(rows, np.concatenate([np.zeros(0, np.int64), *self._lengths[feature]]))
+            categories = merge_categories(feature, parts, rows, are_keys)
             if self._rows and feature not in self._lengths:
                 record.sparse_low.append(int(categories.values[0]))
                 record.sparse_high.append(int(categories.values[-1]))
@@ -390,15 +372,8 @@ def write_code_counts(job: Job, record: ChunkRecord, suffix: str, rows: NDArray[
                 codes, value_rows = bags_of_rows.ids, np.repeat(rows, bags_of_rows.lengths)
             else:
                 codes, value_rows = read_codes(job, record, job.schema.single.index(feature))[rows], rows
-            counts, first = np.zeros(num_values, np.uint32), np.zeros(num_values, np.uint32)
-            # From the last part to the first, and backwards within each: a code's first row is written last, so it
-            # stays. Parts bound the int64 copies that bincount makes.
-            for stop in range(len(codes), 0, -COUNT_ROWS):
-                part = slice(max(0, stop - COUNT_ROWS), stop)
-                counts += np.bincount(codes[part], minlength=num_values).astype(np.uint32)
-                first[codes[part][::-1]] = value_rows[part][::-1]
-            file.append(counts)
-            file.append(first)
+            for array in count_codes(codes, value_rows, num_values):
+                file.append(array)
         return file.close()
 
 

@@ -125,13 +125,6 @@ class StoredRun:
         return Run(*columns)
 
 
-def load_runs(ranges: Sequence[FileRange], max_bytes: int) -> Sequence[Run | StoredRun]:
-    """Read runs of uint32 if they fit into `max_bytes`; otherwise return runs that are read in parts."""
-    if sum(part.page_bytes for part in ranges) > max_bytes:
-        return [StoredRun(part) for part in ranges]
-    return [Run(*content.view(np.uint32).reshape(len(Run._fields), -1)) for content in read_ranges(ranges)]
-
-
 @dataclass(frozen=True)
 class CountTask(ChunkTask[ChunkRecord]):
     """Counts the values of a chunk's rows at positions below `limit`; the chunk begins with row `begin`.
@@ -180,15 +173,10 @@ class VocabularyRecord:
     values: int
     files: dict[str, FileDigest]
 
-    @property
-    def digest(self) -> FileDigest:
-        """Return the digest of vocab/<feature>.npy."""
-        return self.files["npy"]
-
     def to_manifest(self) -> Json:
         """Convert to the manifest's form."""
         texts = {kind: asdict(self.files[f"{kind}.npy"]) for kind in TEXT_KINDS if f"{kind}.npy" in self.files}
-        return {"values": self.values, **asdict(self.digest), **({"texts": texts} if texts else {})}
+        return {"values": self.values, **asdict(self.files["npy"]), **({"texts": texts} if texts else {})}
 
 
 @dataclass(frozen=True)
@@ -222,7 +210,11 @@ class FitTask(LoggedTask[VocabularyRecord]):
         scratch, begins = job.work / "fit" / self.stem.name, [chunk.begin for chunk in self.counts]
         path = path_of(self.stem, "npy")
         if job.table is None:
-            runs = load_runs([chunk.range(job, self.feature) for chunk in self.counts], max_bytes)
+            ranges = [chunk.range(job, self.feature) for chunk in self.counts]
+            # Runs that fit the memory are read whole, others in parts.
+            runs: list[Run | StoredRun] = [StoredRun(part) for part in ranges]
+            if sum(part.page_bytes for part in ranges) <= max_bytes:
+                runs = [Run(*content.view(np.uint32).reshape(len(Run._fields), -1)) for content in read_ranges(ranges)]
             values = self._rank(merge_in_parts(runs, max_bytes, begins, threshold), path, scratch)
             # Ranking writes out of order, so the checksum takes a pass of its own.
             files = {"npy": digest_file(path)}
