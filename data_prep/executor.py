@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures import Executor as FuturesExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -196,7 +197,7 @@ def _clear_cache() -> None:
         parquet.close_reader()
 
 
-class Executor:
+class Executor(AbstractContextManager["Executor"]):
     """Runs tasks in `workers` processes, or in this process if `workers` is 1. Leaving the context ends them."""
 
     _run_task = staticmethod(_run_in_worker)
@@ -214,9 +215,6 @@ class Executor:
         self._losses: tuple[type[BaseException], ...] = (BrokenProcessPool,)
         self._loss = "a worker process died, killed or out of memory; run the same command again to resume, perhaps "
         self._loss += "with a smaller data.workers"
-
-    def __enter__(self) -> "Executor":
-        return self
 
     def __exit__(self, kind: object, *exception: object) -> None:
         """End the workers; after an exception, ask them first to stop at their next count."""

@@ -17,6 +17,7 @@ import tokenize
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,7 +45,7 @@ def empty_pages(num_bytes: int) -> NDArray[np.uint8]:
     return memory[start : start + num_bytes]
 
 
-class FileWriter:
+class FileWriter(AbstractContextManager["FileWriter"]):
     """Writes and checksums a file, which appears with `close`; leaving the context without `close` abandons it.
 
     Args:
@@ -66,9 +67,6 @@ class FileWriter:
         self._begin = 0  # offset of the first piece
         self._threads = ThreadPoolExecutor(1)  # starts its thread at the first write
         self._writes: deque[Future[None]] = deque()
-
-    def __enter__(self) -> "FileWriter":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.abandon()
@@ -325,7 +323,7 @@ HEADER_BYTES = 128
 HEADER_ERRORS = (EOFError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError, tokenize.TokenError)
 
 
-class ArrayWriter:
+class ArrayWriter(AbstractContextManager["ArrayWriter"]):
     """Writes a .npy file [rows, width], or [rows] without a width; it appears with `close`.
 
     Args:
@@ -349,9 +347,6 @@ class ArrayWriter:
         self._dtype, self._width, self._total = np.dtype(dtype), width, rows
         self._file = FileWriter(path, checksum, is_buffered=rows is None)
         self._file.append(np.frombuffer(npy_header(self._dtype, rows or 0, width), np.uint8))
-
-    def __enter__(self) -> "ArrayWriter":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.abandon()

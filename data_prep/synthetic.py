@@ -473,9 +473,8 @@ def synthetic_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
 
     If `root` holds a finished dataset, nothing outside `work` is written.
     """
-    config, directory = data.synthetic, days_directory(data, root)
-    finished = sources_of_generated(data, root, row_settings(config))
-    return finished or resolve_sources(generate_days(config, directory))
+    finished = sources_of_generated(data, root, row_settings(data.synthetic))
+    return finished or resolve_sources(generate_days(data.synthetic, days_directory(data, root)))
 
 
 def days_directory(data: DataConfig, root: Path) -> Path:

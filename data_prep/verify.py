@@ -80,8 +80,6 @@ def _refuse_unnamed_files(root: Path, manifest: Manifest, vocabulary: dict[str, 
             entries = sorted((root / name).iterdir())
         except FileNotFoundError:
             continue  # a split without rows
-        except OSError as error:
-            raise UserError(f"{root / name}: directory not readable ({error}); {REMEDY}") from error
         for path in entries:
             if path not in dataset_files:
                 raise UserError(f"{path}: does not belong to the dataset, whose manifest does not name it; remove it")

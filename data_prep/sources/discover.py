@@ -274,10 +274,8 @@ def _inspect(path: Path, key: str) -> Source:
         status = path.stat()
         # The content decides the packing, as names of downloads are often wrong.
         packing = packing_of(path)
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such file; check {key}") from error
     except OSError as error:
-        raise UserError(f"{path}: not readable ({error.strerror}); check {key}") from error
+        raise UserError(f"{path}: {str(error.strerror).lower()}; check {key}") from error
     if status.st_size == 0:
         raise UserError(f"{path}: empty file; get it again, or leave it out of {key}")
     if packing is None and (suffix_packing := packing_by_name(path.name)) is not None:

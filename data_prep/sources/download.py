@@ -13,6 +13,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, astuple, dataclass
 from http.client import HTTPException, HTTPResponse
 from multiprocessing.pool import ThreadPool
@@ -141,7 +142,7 @@ def find_origin(path: Path) -> Origin | None:
         return None
 
 
-class PartialFile:
+class PartialFile(AbstractContextManager["PartialFile"]):
     """The incomplete file `path`, locked for the duration of a `with` body."""
 
     def __init__(self, path: Path) -> None:
@@ -158,9 +159,6 @@ class PartialFile:
                 f"{path}: another job is downloading it; wait for it, or choose another data.remote.directory"
             ) from error
         self._file = io.FileIO(self.partial, "ab")
-
-    def __enter__(self) -> "PartialFile":
-        return self
 
     def __exit__(self, *exception: object) -> None:
         """Remove an empty partial file and keep any other, to resume from; then release the lock."""
@@ -549,6 +547,5 @@ def unpack_member(archive: Path, name: str, directory: Path, expected: str | Non
                     tally.bytes = summed.position
                 PUBLISHED.refuse_other([archive], [expected], [summed.digest().sha256])
         except (tarfile.TarError, EOFError, *DAMAGE) as error:
-            remedy = "delete it and get it again"
-            raise UserError(f"{archive}: not readable as a tar archive ({error}); {remedy}") from error
+            raise UserError(f"{archive}: not readable as a tar archive ({error}); get it again") from error
         part.finish()

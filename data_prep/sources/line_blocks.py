@@ -3,7 +3,7 @@
 import mmap
 import os
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -119,7 +119,7 @@ class LineBlock(NamedTuple):
     is_last: bool
 
 
-class LineBlocks:
+class LineBlocks(AbstractContextManager["LineBlocks"]):
     """Reads a source once, front to back.
 
     A line belongs to the range of offsets in which it starts. So plain and compressed files, and any number of readers,
@@ -144,9 +144,6 @@ class LineBlocks:
         # The rest of a line that starts before `offset` belongs to the range before.
         for _ in self.read_until(offset):
             pass
-
-    def __enter__(self) -> "LineBlocks":
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self._reader.close()

@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from operator import or_
@@ -218,7 +219,7 @@ def _parse_batches(
     return files
 
 
-class ChunkWriter:
+class ChunkWriter(AbstractContextManager["ChunkWriter"]):
     """Writer of a chunk's files during parsing, which stay open after the context unless it fails, for `finish`."""
 
     def __init__(self, job: Job, source: int, chunk: int) -> None:
@@ -250,9 +251,6 @@ class ChunkWriter:
         self._positives = 0
         self._positive_rows = np.zeros(0 if job.table is None else len(job.table.positive), np.int64)
         self._values_per_row: list[float] = []
-
-    def __enter__(self) -> "ChunkWriter":
-        return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:

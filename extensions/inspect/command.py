@@ -17,7 +17,6 @@ from app.report.charts import Chart, Series
 from app.report.page import ReportTable, render, write_page
 from app.report.read import count, percent, plural
 from common.cli import EXIT_DONE
-from common.errors import UserError
 from common.keys import MISSING, key
 from common.machine import require_memory
 from data_prep.parsing.table_yaml import drop_empty_files
@@ -164,10 +163,7 @@ def main(config: InspectConfig) -> int:
     proposal = propose_schema(sources, config.data.label)
     page = inspection_page(proposal, Path(sources[0].path).parent)
     path = Path(config.out) / f"{Path(without_packing(sources[0].name)).stem}.html"
-    try:
-        write_page(path, page)
-    except OSError as error:
-        raise UserError(f"out={config.out}: not a directory ({error.strerror}); give another") from error
+    write_page(path, page)
     print(proposal.text, end="")
     for sentence in order_sentences(proposal):
         print(sentence, file=sys.stderr)
