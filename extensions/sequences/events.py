@@ -63,7 +63,7 @@ from data_prep.dataset.format import (
 from data_prep.dataset.kinds import kind_of
 from data_prep.dataset.options import MAX_NUM_EMBEDDINGS, RULE, Feature, TableRows, parse_rule, to_json
 from data_prep.io import open_array
-from data_prep.parsing.formats import Chunk, Column, FileLayout, Size, format_of
+from data_prep.parsing.formats import Chunk, FileLayout, Size, format_of
 from data_prep.parsing.labels import meets_rule
 from data_prep.parsing.table_yaml import schema_path
 from data_prep.sources.discover import Source
@@ -176,8 +176,7 @@ class EventSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
     def to_manifest(self) -> Json:
         """Convert to plain values, as JSON returns them, for the manifest's `raw_schema`."""
-        entry: Json = to_json(self)
-        return entry
+        return to_json(self)
 
     @classmethod
     def from_manifest(cls, entry: Json) -> "EventSchema":
@@ -363,30 +362,17 @@ def plan_event_chunks(source: Source, chunk_bytes: int) -> list[Chunk]:
     return format_of(source).chunks(source, Size(EVENT_BYTES), chunk_bytes)
 
 
-def check_columns(source: Source, columns: tuple[str, ...], delimiter: str, named_by: str) -> list[Column]:
-    """Return the columns of a source. Raise UserError if it lacks one of `columns` or has it twice.
+def check_columns(source: Source, columns: tuple[str, ...], delimiter: str, named_by: str) -> None:
+    """Raise UserError if a source lacks one of `columns` or has it twice.
 
     named_by: path of the schema, which names these columns.
     """
-    source_columns = format_of(source).columns(source, FileLayout((), delimiter))
-    names = [column.name for column in source_columns]
+    names = [column.name for column in format_of(source).columns(source, FileLayout((), delimiter))]
     if wrong := next((column for column in columns if names.count(column) != 1), None):
         number = "no" if wrong not in names else "two"
         raise UserError(
             f"{source.path}: row 1: {number} column {wrong}, which {named_by} names; it has {', '.join(names)}; "
             "correct one of them, or the schema's delimiter"
-        )
-    return source_columns
-
-
-def check_log(sources: list[Source], schema: EventSchema, named_by: str) -> None:
-    """Refuse log files that lack a column, and a format of times if all times are timestamps."""
-    by_file = [check_columns(source, schema.columns, schema.delimiter, named_by) for source in sources]
-    time_kinds = {column.kind for columns in by_file for column in columns if column.name == schema.time}
-    if schema.time_format is not None and time_kinds == {"time"}:
-        raise UserError(
-            f"{sources[0].path}, column {schema.time}: time, but {named_by} has format {schema.time_format} for it; "
-            "leave it out"
         )
 
 

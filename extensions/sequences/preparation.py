@@ -8,6 +8,7 @@ users of a task.
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from common.command import load
 from common.documents import VERSION
 from common.errors import UserError
 from common.files import Crc32, FileDigest, Need, require_room
-from common.keys import refuse, shown
+from common.keys import refuse
 from common.machine import keep_freed_memory, usable_cpus
 from data_prep.codec.convert import excerpt, to_list
 from data_prep.codec.dates import SECOND
@@ -64,7 +65,6 @@ from extensions.sequences.events import (
     EventSchema,
     attribute_path,
     check_columns,
-    check_log,
     event_batches,
     keys_of,
     load_event_schema,
@@ -303,13 +303,8 @@ class EventJob:
 
 def prepare_events(data: DataConfig, root: Path) -> Manifest:
     """Make the dataset, resume an unfinished job, or return the finished dataset."""
-    if data.train is not None:
-        raise UserError("data.train: a log of events is split by time, not by files; name its files in data.raw")
-    refuse(unused_key_faults(data, USED_BY_EVENTS, "on a log of events"))
-    if data.source_kind.figures and data.raw is not None:
-        raise UserError(
-            f"data.raw: has no effect with data.source={shown(data.source)}, which makes the log; leave it out"
-        )
+    used = USED_BY_EVENTS - ({"raw"} if data.source_kind.figures else set())  # such a source makes the log itself
+    refuse(unused_key_faults(data, used, "on a log of events, or beside data.source"))
     path = schema_path(str(data.schema))
     schema = load_event_schema(path)
     with claim_work(root) as work:
@@ -330,7 +325,8 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
         if finished is not None:
             return finished
         refuse_foreign_files(root, work, [Path(source.path) for source in all_sources])
-        check_log(logs, schema, str(path))
+        for source in logs:
+            check_columns(source, schema.columns, schema.delimiter, str(path))
         for name, attribute in schema.attributes.items():
             check_columns(tables[name], (attribute.item, attribute.column), schema.delimiter, str(path))
         parameters |= {"raw_schema": schema.to_manifest()}
@@ -576,11 +572,12 @@ def _join(
     events, users: numbers over all tasks. masks: for each attribute [items], whether an item has it.
     """
     rows = {"users": users, "offsets": users + 1, "items": events, "times": events, "flags": events}
-    writers = {
-        kind: ArrayWriter(job.work / f"{kind}.npy", EVENT_DTYPES[kind], None, count) for kind, count in rows.items()
-    }
     missing, offset = [0] * len(masks), 0
-    try:
+    with ExitStack() as stack:
+        writers = {
+            kind: stack.enter_context(ArrayWriter(job.work / f"{kind}.npy", EVENT_DTYPES[kind], None, count))
+            for kind, count in rows.items()
+        }
         writers["offsets"].append(np.zeros(1, np.int64))
         for task in tasks:
             arrays = {kind: open_array(Path(f"{task.stem}.{kind}.npy")) for kind in rows}
@@ -591,9 +588,6 @@ def _join(
             offset += len(items)
             executor.counters.add(len(items) * PIECE_BYTES, len(items))
         return Shard(SHARD_NAME, events, {kind: writer.close() for kind, writer in writers.items()}), missing
-    finally:
-        for writer in writers.values():
-            writer.abandon()
 
 
 def _summary_lines(manifest: Manifest, schema: EventSchema) -> Iterator[str]:
