@@ -216,11 +216,10 @@ def refuse_empty_splits(job: Job, rows: dict[str, int], is_allowed: bool) -> Non
     rows: each split's number of rows. is_allowed: whether val and test may be empty (data.allow_degenerate).
     """
     total, method = sum(rows.values()), job.rules.split
-    if not total:
-        raise UserError("data.sampling.negative_drop_rate: no row is left; give a lower rate")
-    if not rows["train"]:
-        if method is None:
-            raise UserError("data.sampling.negative_drop_rate: no row of data.train is left; give a lower rate")
+    if not total or (method is None and not rows["train"]):
+        place = " of data.train" if method is None else ""
+        raise UserError(f"data.sampling.negative_drop_rate: no row{place} is left; give a lower rate")
+    if method is not None and not rows["train"]:
         raise UserError(
             f"data.split: all {total} rows are held out (method {method.value}), none is left to "
             "train on; give more rows, or a smaller data.split.held_out"
