@@ -493,7 +493,7 @@ def worker_bytes(data: DataConfig, job: Job, stage: Literal["parse", "stream", "
     if stage == "encode":
         # Of a shuffled row: a shard, whole or as two windows, with its input or with chunks as packed rows.
         shard_rows = max(1, job.shard_bytes // SHUFFLED_ROW_BYTES)
-        return num_bytes + block_bytes + unwritten_bytes + (240 * shard_rows if job.rules.is_arranged else 0)
+        return num_bytes + block_bytes + unwritten_bytes + (232 * shard_rows if job.rules.is_arranged else 0)
     chunks = 2 if stage == "stream" else 1
     if is_own:  # a block's rows as lists of Python texts and in Arrow; and short rows, all different, being coded
         return num_bytes + 120 * MEBIBYTE + chunks * 8 * chunk_bytes
@@ -607,7 +607,7 @@ def dataset_bytes(rows: float, schema: Schema, rules: Rules) -> int:
     if rules.order is not None:
         columns += 2 * len(schema.sparse)
     if rules.is_arranged:
-        columns += 2 * len(schema.columns) + 8
+        columns += 2 * len(schema.columns) + 6
     if rules.split_column is not None:
         columns += 2
     return int(rows * VALUE_BYTES * columns * DISK_MARGIN)

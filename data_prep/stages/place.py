@@ -10,8 +10,8 @@ A method takes `OpenRows` and returns a function that yields, chunk by chunk, th
 train, 1 and 2 for the held-out splits. It yields the same at each call and for any size of chunks. Memory holds one
 chunk's rows.
 
-The positions are an array on disk, int64. position[i] is the place of row i in the dataset, where train's rows come
-first, then val's, then test's; -1 marks a row that is left out.
+The positions are an array on disk, int32, or int64 for many rows. position[i] is the place of row i in the dataset,
+where train's rows come first, then val's, then test's; -1 marks a row that is left out.
 """
 
 import shutil
@@ -58,6 +58,16 @@ def inverse_permutation(
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     shuffle = _Shuffle(seed, dtype, check)
+    if 0 < rows <= window_rows:
+        permutation, new_places = np.arange(rows, dtype=dtype), np.empty(rows, dtype)
+        for _ in shuffle.swap_places(permutation, 0):
+            pass
+        # An index of all rows would take as much memory as the permutation, so the inverse is made in parts.
+        for start in range(0, rows, DRAWS):
+            part = permutation[start : start + DRAWS]
+            new_places[part] = np.arange(start, start + len(part), dtype=dtype)
+        yield new_places
+        return
     queue = _WindowQueue(directory / "swaps", 3, dtype, window_rows)  # place there, place here, value from here
     places = _WindowQueue(directory / "places", 2, dtype, window_rows)  # a value, and the place where it ends up
     windows = [(low, min(low + window_rows, rows)) for low in range(0, rows, window_rows)]
@@ -435,7 +445,7 @@ def _time_at(parts: Callable[[], Iterator[NDArray[np.int64]]], place: int, low: 
     return low
 
 
-POSITIONS, POSITION_BYTES = "positions", np.dtype(np.int64).itemsize
+POSITION_DTYPES: dict[str, np.dtype[Any]] = {"positions.i32": np.dtype(np.int32), "positions.i64": np.dtype(np.int64)}
 PERMUTATION = "permutation"
 Positions: TypeAlias = NDArray[np.signedinteger]
 
@@ -492,7 +502,7 @@ def order_in_background(
 
 
 def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Callable[[], None]) -> dict[str, int]:
-    """Write the positions of all rows to <work>/positions, and return the rows of each split.
+    """Write the positions of all rows to one of POSITION_DTYPES in <work>, and return the rows of each split.
 
     Args:
         records: all chunks, in row order.
@@ -502,7 +512,6 @@ def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Ca
     rules = job.rules
     algorithm = None if rules.split is None else rules.split.algorithm
     swaps_halves = False
-    numbers: Iterator[Positions]
     if algorithm is not None and algorithm.chooses:
         # Choices are read twice: val and test begin at places that only the counts of the splits tell.
         rows, choices = np.zeros(len(SPLITS), np.int64), split_numbers(job, records)
@@ -510,14 +519,13 @@ def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Ca
             rows += np.bincount(choice[choice >= 0], minlength=len(SPLITS))
         sizes = dict(zip(SPLITS, rows.tolist(), strict=True))
         following = np.cumsum([0, *rows[:-1]])
-        numbers = (_number_by_choice(choice, following) for choice in choices())
+        numbers: Iterator[Positions] = (_number_by_choice(choice, following) for choice in choices())
     else:
         swaps_halves = rules.test_first
         kept = (int(part.sum()) for part in kept_masks(job, records)) if rules.negative_drop_rate else None
         source_rows = rows_by_source(job, records, kept)
         sizes = split_sizes(job, source_rows)
-        following = np.zeros(1, np.int64)
-        numbers = (_number_by_choice(np.where(is_kept, 0, LEFT_OUT), following) for is_kept in kept_masks(job, records))
+        numbers = _number_kept_rows(job, records)
         if algorithm is not None and algorithm.is_random:
             # The test rows, which come last here, are taken from the front of the permutation.
             places = inverse_permutation(sum(source_rows), rules.split_seed, job.work / PERMUTATION, window_rows, check)
@@ -525,20 +533,26 @@ def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Ca
         elif rules.train_seed is not None:
             places = inverse_permutation(sizes["train"], rules.train_seed, job.work / PERMUTATION, window_rows, check)
             numbers = _permute(numbers, places, sizes["train"], shift=0)
-    first, held_out = sizes["train"], max(1, sizes["val"] + sizes["test"])
-    with open(job.work / POSITIONS, "wb") as file:
+    # A stopped job may have left positions of the other type, and readers take the first file that exists.
+    for name in POSITION_DTYPES:
+        (job.work / name).unlink(missing_ok=True)
+    total, first = sum(record.rows for record in records), sizes["train"]
+    held_out = max(1, sizes["val"] + sizes["test"])
+    name, dtype = next((name, dtype) for name, dtype in POSITION_DTYPES.items() if total <= np.iinfo(dtype).max)
+    with open(job.work / name, "wb") as file:
         for part in numbers:
             check()
             if swaps_halves:  # val and test, which follow each other, exchange their places
                 is_second = part >= first
                 part[is_second] = first + (part[is_second] - first + sizes["val"]) % held_out
-            part.astype(np.int64, copy=False).tofile(file)
+            part.astype(dtype).tofile(file)
     return sizes
 
 
 def chunk_positions(job: Job, begin: int, rows: int) -> Positions:
     """Return the positions of a chunk's rows; the chunk begins with row `begin` of the dataset."""
-    return np.fromfile(job.work / POSITIONS, np.int64, rows, offset=POSITION_BYTES * begin)
+    path, dtype = _find_positions(job)
+    return np.fromfile(path, dtype, rows, offset=dtype.itemsize * begin)
 
 
 def rows_below(job: Job, record: ChunkRecord, begin: int, limit: int) -> NDArray[np.int64]:
@@ -552,14 +566,32 @@ def rows_below(job: Job, record: ChunkRecord, begin: int, limit: int) -> NDArray
     return np.flatnonzero((positions >= 0) & (positions < limit))
 
 
+def _find_positions(job: Job) -> tuple[Path, np.dtype[Any]]:
+    """Return the file of the positions, and its dtype."""
+    return next((job.work / name, dtype) for name, dtype in POSITION_DTYPES.items() if (job.work / name).exists())
+
+
 def kept_position(job: Job, begin: int, rows: int) -> int | None:
     """Return the position of a chunk's first row if the other rows follow it in order; else None."""
     if not rows:
         return None
-    positions = np.memmap(job.work / POSITIONS, np.int64, "r", POSITION_BYTES * begin, (rows,))
+    path, dtype = _find_positions(job)
+    positions = np.memmap(path, dtype, "r", dtype.itemsize * begin, (rows,))
     # In most reordered chunks the ends differ by too much, so the positions between them need not be read.
     first, last = int(positions[0]), int(positions[-1])
     return first if first >= 0 and last - first == rows - 1 and bool((np.diff(positions) == 1).all()) else None
+
+
+def _number_kept_rows(job: Job, records: list[ChunkRecord]) -> Iterator[Positions]:
+    """Yield consecutive numbers for the rows that are not dropped, and LEFT_OUT for the others."""
+    following = np.zeros(1, np.int64)
+    if job.rules.negative_drop_rate:
+        for is_kept in kept_masks(job, records):
+            yield _number_by_choice(np.where(is_kept, 0, LEFT_OUT), following)
+    else:
+        for record in records:
+            yield np.arange(following[0], following[0] + record.rows)
+            following += record.rows
 
 
 def _number_by_choice(choice: NDArray[np.signedinteger], following: NDArray[np.int64]) -> Positions:

@@ -29,9 +29,11 @@ from numpy.typing import NDArray
 
 from common.documents import Json
 from common.files import FileDigest, Need, require_room
+from common.jit import jit
 from data_prep.codec.values import BAG_KINDS, Bags, ColumnTransform, join, pack
 from data_prep.config import DataConfig, largest_id
 from data_prep.dataset.format import (
+    ROW_KINDS,
     SPLITS,
     WEIGHTS,
     Manifest,
@@ -218,9 +220,63 @@ FLOAT32, INT32 = np.dtype(np.float32), np.dtype(np.int32)
 FIELD_BYTES = 4  # size of a label, of a dense value, of an id in a shard, and of a weight
 
 
-def whole_rows(array: NDArray[Any]) -> NDArray[np.void]:
-    """View each row of a contiguous array [rows, width] as one value, which NumPy moves at once."""
-    return np.ascontiguousarray(array).view(np.dtype((np.void, array.shape[1] * array.itemsize)))[:, 0]
+@jit
+def pack_rows(
+    labels: NDArray[Any],
+    dense: NDArray[np.float32],
+    ids: NDArray[np.int32],
+    indices: NDArray[np.int64],
+    fields: tuple[NDArray[Any], ...],
+    columns: tuple[NDArray[np.int64], ...],
+) -> None:
+    """Write row i to index indices[i] of the packed rows; skip rows with a negative index.
+
+    Args:
+        labels, dense, ids: [rows, 1], [rows, N] and [rows, F].
+        fields: views of the packed rows: labels, dense values, and ids of each of ID_TYPES.
+        columns: columns of `ids` with each type.
+    """
+    out_labels, out_dense, out_large, out_medium, out_small = fields
+    large, medium, small = columns
+    # A row's place is random, so its fields are written at once: column by column, each would miss the caches again.
+    for i in range(len(indices)):
+        index = indices[i]
+        if index < 0:
+            continue
+        out_labels[index, 0] = labels[i, 0]
+        for column in range(dense.shape[1]):
+            out_dense[index, column] = dense[i, column]
+        for number in range(len(large)):
+            out_large[index, number] = ids[i, large[number]]
+        for number in range(len(medium)):
+            out_medium[index, number] = ids[i, medium[number]]
+        for number in range(len(small)):
+            out_small[index, number] = ids[i, small[number]]
+
+
+@jit
+def unpack_rows(
+    fields: tuple[NDArray[Any], ...],
+    columns: tuple[NDArray[np.int64], ...],
+    indices: NDArray[np.int64],
+    labels: NDArray[Any],
+    dense: NDArray[np.float32],
+    ids: NDArray[np.int32],
+) -> None:
+    """Write packed row i to row indices[i] of the arrays: the inverse of `pack_rows`."""
+    in_labels, in_dense, in_large, in_medium, in_small = fields
+    large, medium, small = columns
+    for i in range(len(indices)):
+        index = indices[i]
+        labels[index, 0] = in_labels[i, 0]
+        for column in range(dense.shape[1]):
+            dense[index, column] = in_dense[i, column]
+        for number in range(len(large)):
+            ids[index, large[number]] = in_large[i, number]
+        for number in range(len(medium)):
+            ids[index, medium[number]] = in_medium[i, number]
+        for number in range(len(small)):
+            ids[index, small[number]] = in_small[i, number]
 
 
 @dataclass(frozen=True)
@@ -256,26 +312,16 @@ class RowLayout:
 
     def pack(self, rows: dict[str, NDArray[Any]], indices: NDArray[np.int64], packed: NDArray[np.uint8]) -> None:
         """Pack row i of the arrays into packed[indices[i]], [n, row_bytes]; skip rows with a negative index."""
-        # A row's place is random, so it is packed here first: its fields one by one would each miss the caches there.
-        block = np.zeros((len(indices), self.row_bytes), np.uint8)
-        labels, dense, *ids = self._view_fields(block)
-        labels[:], dense[:] = rows["labels"], rows["dense"]
-        for part, columns in zip(ids, self.id_columns, strict=True):
-            part[:] = rows["sparse"][:, columns]
+        labels, dense, ids = (rows[kind] for kind in ROW_KINDS)
+        pack_rows(labels, dense, ids, indices, self._view_fields(packed), self.id_columns)
         if self.weighted:
-            block[:, -FIELD_BYTES:].view(np.float32)[:] = rows[WEIGHTS]
-        is_kept = indices >= 0
-        whole_rows(packed)[indices[is_kept]] = whole_rows(block)[is_kept]
+            is_kept = indices >= 0
+            packed[:, -FIELD_BYTES:].view(np.float32)[indices[is_kept]] = rows[WEIGHTS][is_kept]
 
     def unpack(self, packed: NDArray[np.uint8], indices: NDArray[np.int64], rows: dict[str, NDArray[Any]]) -> None:
-        """Write packed row i to row indices[i] of the arrays, which are contiguous."""
-        labels, dense, *ids = self._view_fields(packed)
-        sparse = np.empty((len(packed), self.width("sparse")), np.int32)
-        for part, columns in zip(ids, self.id_columns, strict=True):
-            sparse[:, columns] = part
-        for kind, array in (("labels", labels), ("dense", dense), ("sparse", sparse)):
-            if array.shape[1]:
-                whole_rows(rows[kind])[indices] = whole_rows(array)
+        """Write packed row i to row indices[i] of the arrays."""
+        labels, dense, ids = (rows[kind] for kind in ROW_KINDS)
+        unpack_rows(self._view_fields(packed), self.id_columns, indices, labels, dense, ids)
         if self.weighted:
             rows[WEIGHTS][indices] = packed[:, -FIELD_BYTES:].view(np.float32)
 
@@ -427,7 +473,7 @@ class GatherTask(LoggedTask[ShardRecord]):
         moved = []
         for chunk in self.chunks:
             positions = open_array(job.chunk_path(*chunk, POSITIONS_SUFFIX))
-            first, after = np.searchsorted(positions, (self.start, self.stop)).tolist()
+            first, after = count_below(positions, (self.start, self.stop)).tolist()
             if first < after:
                 moved.append(MovedChunk(chunk, first, positions[first:after] - self.start))
         # The id of unknown values tells their number only if no value of a vocabulary has it, as ids that wrap may.
@@ -468,7 +514,7 @@ class GatherTask(LoggedTask[ShardRecord]):
         # With many chunks a window grows, so that what it reads of each chunk stays long enough.
         rows, layout = self.stop - self.start, self.layout
         bounds = [*range(0, rows, max(WINDOW_ROWS, PART_ROWS * len(moved))), rows]
-        cuts = [np.searchsorted(chunk.indices, bounds).tolist() for chunk in moved]
+        cuts = [count_below(chunk.indices, bounds).tolist() for chunk in moved]
         parts = [
             [(chunk, cut[i], cut[i + 1]) for chunk, cut in zip(moved, cuts, strict=True) if cut[i] < cut[i + 1]]
             for i in range(len(bounds) - 1)
@@ -479,6 +525,8 @@ class GatherTask(LoggedTask[ShardRecord]):
             for (chunk, begin, _), first, after in window_parts
         ]
         contents = read_ranges(rows_range(*each, layout.row_bytes, np.uint8) for each in chunk_parts)
+        kept = self._kept_pieces(bounds, worker)
+        piece = next(kept, None)
         max_rows = max(stop - start for start, stop in pairwise(bounds))
         kinds = {kind: (layout.width(kind), self.job.dtypes[kind]) for kind in self.job.row_kinds}
         buffers = {kind: np.empty((max_rows, width), dtype) for kind, (width, dtype) in kinds.items()}
@@ -487,13 +535,20 @@ class GatherTask(LoggedTask[ShardRecord]):
             for chunk, first, after in window_parts:
                 packed = next(contents).reshape(after - first, layout.row_bytes)
                 layout.unpack(packed, chunk.indices[first:after] - start, window)
-            for kept in self.kept_chunks:
-                first, after = kept.rows_between(self.start + start, self.start + stop)
-                for begin, block in encoded_blocks(kept.chunk, worker, first, after) if first < after else ():
-                    place = kept.position + begin - self.start - start
-                    for kind, array in block.items():
-                        window[kind][place : place + len(array)] = array
+            while piece is not None and piece[0] < stop:
+                for kind, array in piece[1].items():
+                    window[kind][piece[0] - start :][: len(array)] = array
+                piece = next(kept, None)
             yield window
+
+    def _kept_pieces(self, bounds: Sequence[int], worker: Worker) -> Iterator[tuple[int, Window]]:
+        """Yield the rows of kept chunks in order, cut at `bounds`: the first row's index in the shard, and arrays."""
+        for kept in sorted(self.kept_chunks, key=lambda kept: kept.position):
+            for begin, rows in encoded_blocks(kept.chunk, worker, *kept.rows_between(self.start, self.stop)):
+                first = kept.position + begin - self.start
+                last = first + len(rows["labels"])
+                for start, stop in pairwise([first, *(bound for bound in bounds if first < bound < last), last]):
+                    yield start, {kind: array[start - first : stop - first] for kind, array in rows.items()}
 
     def _gather_bags(self, moved: Sequence[MovedChunk]) -> tuple[Bags, ...]:
         """Return each multi-hot feature's bags of the shard, in the order of positions."""
@@ -511,6 +566,12 @@ class GatherTask(LoggedTask[ShardRecord]):
             indices.append(kept.position - self.start + np.arange(start, stop))
         order = np.argsort(np.concatenate(indices))
         return tuple(join(feature).take(order) for feature in zip(*parts, strict=True))
+
+
+def count_below(ascending: Positions, bounds: Sequence[int]) -> NDArray[np.int64]:
+    """Count the ascending numbers below each bound, [bounds]."""
+    # Bounds of another dtype would convert all numbers.
+    return np.searchsorted(ascending, np.array(bounds, ascending.dtype))
 
 
 @dataclass
@@ -685,9 +746,11 @@ def figures(data: DataConfig, job: Job, records: list[ChunkRecord], rows: dict[s
         labels = open_array(job.chunk_path(record.source, record.chunk, "labels.npy"))[:, 0]
         day = open_array(truth_path(Path(job.sources[record.source].path)))
         probability = day[begin_in_source : begin_in_source + record.rows, 0]
-        is_arranged, rows_of_chunk = job.rules.is_arranged, np.arange(begin, begin + record.rows)
-        positions = chunk_positions(job, begin, record.rows) if is_arranged else rows_of_chunk  # -1: left out
-        begin, begin_in_source = begin + record.rows, begin_in_source + record.rows
+        positions: NDArray[np.signedinteger] = np.arange(begin, begin + record.rows)
+        if job.rules.is_arranged:
+            positions = chunk_positions(job, begin, record.rows)  # -1: left out
+        begin += record.rows
+        begin_in_source += record.rows
         # Dropping a share of the negatives multiplies the odds of a click by 1 / (1 - share).
         drawn = probability.astype(np.float64)
         kept = drawn / (drawn + (1 - drawn) * (1 - job.rules.negative_drop_rate))
@@ -697,8 +760,9 @@ def figures(data: DataConfig, job: Job, records: list[ChunkRecord], rows: dict[s
         for number, split in enumerate(SPLITS):
             in_split = (split_of == number) & (positions >= 0)
             if in_split.any():
-                places = (labels * PROBABILITY_STEPS + steps)[in_split]
-                histograms[split] += np.bincount(places, minlength=2 * PROBABILITY_STEPS).reshape(2, -1)
+                for label in (0, 1):
+                    label_steps = steps[in_split & (labels == label)]
+                    histograms[split][label] += np.bincount(label_steps, minlength=PROBABILITY_STEPS)
     total = np.sum(list(histograms.values()), axis=0)
     splits = {split: asdict(bayes_scores(counts.sum(axis=0), counts[1])) for split, counts in histograms.items()}
     bayes = {**asdict(bayes_scores(total.sum(axis=0), total[1])), "splits": splits}
