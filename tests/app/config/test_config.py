@@ -82,6 +82,12 @@ def test_is_refused(overrides: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_run_that_is_named_without_its_key() -> None:
+    message = "configuration: runs/quickstart: give it as run=runs/quickstart"
+    refused(message, compose_config, EvaluateConfig, CONFIG_DIR, ["runs/quickstart"], "schema")
+    refused("configuration: quickstart: give it as key=value", composed, "quickstart")
+
+
 def test_names_and_paths_are_taken_as_they_are_typed() -> None:
     keys = ["run.name", "data.path", "data.schema", "data.chunk_bytes", "environment.variables.OMP_NUM_THREADS"]
     overrides = [*(f"{key}=2026_11_24" for key in keys), "data.remote.directory=1e3"]

@@ -15,8 +15,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from app.checkpoint.files import read_state
 from app.config.sharding import Plan
-from app.metrics.documents import decode_event
+from app.metrics.documents import TrainEvent, decode_event
 from app.record import documents, provenance
+from app.record.directory import ProgressDisplay
 from app.sharding.plan import load_plan
 from common.documents import plain, plain_object
 from common.errors import UserError
@@ -216,3 +217,18 @@ def test_tensorboard_shows_a_killed_and_resumed_run_once(run_app: Command, small
     assert_board_shows(run)
     run_app("train", *overrides, "train.max_steps=25", "checkpoint.resume=never", "checkpoint.overwrite=true")
     assert_board_shows(run)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "shown"), [(None, "loss 0.5000 8 sa"), (0.25, "loss 0.5000 accuracy 25.00% 8 sa")]
+)
+def test_a_line_of_progress(
+    accuracy: float | None, shown: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("app.record.directory.FIRST_SECONDS", 0.0)
+    display = ProgressDisplay(4, visible=True)
+    display.start(0)
+    event = TrainEvent(event="train", step=1, epoch=0, loss=0.5, accuracy=accuracy, samples_per_second=8.0)
+    with caplog.at_level("INFO", "clickwork"):
+        display.update(event, None)
+    assert shown in caplog.text
