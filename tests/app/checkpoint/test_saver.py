@@ -216,6 +216,7 @@ def test_each_name_has_its_checkpoint(uninterrupted: Path, tmp_path: Path) -> No
     names = {None: 48, "best": 48, "last": 60, "latest": 60, "60": 60, "48": 48}
     for choice, step in names.items():
         assert files.find_checkpoint(run, choice) == str(run / "checkpoints" / files.checkpoint_name(step))
+    refused(r"^checkpoint=7: .* no checkpoint of this step; it has of steps: 48, 60$", files.find_checkpoint, run, "7")
     (run / "checkpoints/step_00000048/state.json").write_bytes(b"{")
     assert Path(files.find_checkpoint(run, None)).name == files.checkpoint_name(60)
     for choice in ("best", "48"):
