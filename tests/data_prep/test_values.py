@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from data_prep.codec.values import text_hash
+from data_prep.codec.convert import convert
+from data_prep.codec.values import Form, RawRows, text_hash
 from data_prep.config import DataConfig, PrepConfig
 from data_prep.dataset.format import Manifest, load_manifest, unseen_sentence
 from data_prep.dataset.kinds import misleading_sentences
+from data_prep.dataset.options import Table
 from data_prep.lookup import VocabularyTexts
 from data_prep.verify import main, verify_dataset
 from tests.data_prep import oracle
@@ -193,3 +196,11 @@ def test_each_kind(capsys: Capture, tmp_path: Path, overrides: tuple[str, ...]) 
     assert len(lines) == 3
     assert lines[0].startswith("test has no rows")
     assert lines[1].startswith("every label is 0")
+
+
+@pytest.mark.parametrize(("forms", "texts"), [(Form.PLAIN, ["3", "4"]), (Form.POINT, ["3.0", "4.0"])])
+def test_typed_integers_are_spelled_as_the_dataset_s(forms: Form, texts: list[str]) -> None:
+    table: Any = Table(",", True, "label", (), ("a",), None, ("label", "a"))
+    rows = RawRows({"a": pa.array([3, 4])}, 2, str)
+    [column] = convert(rows, table, forms={"a": Form.TEXT | forms}).categories
+    assert column.values.to_pylist() == texts

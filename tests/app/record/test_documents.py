@@ -1,5 +1,6 @@
 """Documents of a run, as they are written and read: its scores, its checkout, its views for other tools."""
 
+import errno
 import hashlib
 import json
 import shutil
@@ -17,7 +18,7 @@ from app.checkpoint.files import read_state
 from app.config.sharding import Plan
 from app.metrics.documents import TrainEvent, decode_event
 from app.record import documents, provenance
-from app.record.directory import ProgressDisplay
+from app.record.directory import ProgressDisplay, ignoring_full_disk
 from app.sharding.plan import load_plan
 from common.documents import plain, plain_object
 from common.errors import UserError
@@ -232,3 +233,9 @@ def test_a_line_of_progress(
     with caplog.at_level("INFO", "clickwork"):
         display.update(event, None)
     assert shown in caplog.text
+
+
+def test_a_full_disk_does_not_hide_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("ERROR", "clickwork"), ignoring_full_disk():
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert caplog.messages == ["the last figures were not written: No space left on device"]
