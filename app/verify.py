@@ -582,16 +582,13 @@ def main(config: VerifyConfig) -> int:
         trained = checkpointer.trained_config(directory, config.runtime, config.data.path)
         validate(trained)
         record = read_record(directory)
-        # The runtime of the first launch, with the overrides. Graphs have the bits of plain steps, so a machine without
-        # them can replay what auto chose.
-        first, overrides, configured = record.first, config.runtime, trained.runtime.compile
-        compiled = configured if configured is Compile.auto else Compile[first.compile]
-        runtime = replace(
-            trained.runtime,
-            num_threads=overrides.num_threads or first.num_threads or trained.runtime.num_threads,
-            compile=compiled if overrides.compile is Compile.auto else overrides.compile,
-        )
-        trained = replace(trained, runtime=runtime)
+        # The runtime of the first launch, below the overrides. compile=auto stays auto: `step` has the bits of `none`,
+        # so this machine may choose another than the run's did.
+        first, overrides, compiled = record.first, config.runtime, config.runtime.compile
+        if compiled is Compile.auto and trained.runtime.compile is not Compile.auto:
+            compiled = Compile[first.compile]
+        num_threads = overrides.num_threads or first.num_threads or trained.runtime.num_threads
+        trained = replace(trained, runtime=replace(trained.runtime, num_threads=num_threads, compile=compiled))
         with platform.joined(trained, platform.READING) as joined:
             scratch = Path(joined.on_rank_0(tempfile.mkdtemp))
             try:

@@ -352,6 +352,8 @@ def _explain(schema: type, config_dir: Path, overrides: Sequence[str]) -> Iterat
     try:
         yield
     except REFUSED as error:
+        # Hydra found no file for a choice GROUP=NAME, so the group's choices are named. null takes a group away, and a
+        # recipe that was read from a file has a name that the user did not type.
         groups = ready_made_groups(config_dir) if isinstance(error, MissingConfigException) else {}
         for override in overrides:
             group, _, name = override.lstrip("+").partition("=")

@@ -199,6 +199,7 @@ def model_kinds() -> dict[str, ModelKind]:
 
 def require_dataset(model: ModelKind, root: Path, manifest: Manifest) -> None:
     """Raise UserError if the model does not learn from this kind of dataset."""
+    # DLRM is the default, so the dataset is what the user chose; of another model the kind's own remedy is given.
     fitting_model = model_for(manifest.kind)
     remedy = f"give {fitting_model}" if fitting_model and model is DLRM else ""
     manifest.require_kind(root, model.learns_from, remedy)

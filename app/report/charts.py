@@ -368,7 +368,7 @@ def course_charts(run: RunFiles) -> list[Chart]:
         Chart("input_wait", "Waiting for input", step, "% of the step", [wait], of_wait),
         Chart("memory", "Memory of rank 0", step, "MiB", [series for series in (host, device) if series.x]),
     ]
-    if watts.x or run.is_of_hardware:
+    if watts.x or run.compares_machines:
         absent = METERS.get(str(run.manifest.platform), "")
         charts.append(Chart("power", "Power", step, "W", [watts], absent=absent))
     for chart in charts:

@@ -138,7 +138,7 @@ def energy(run: RunFiles) -> str:
     """Return samples per second and watt, with the mean power; or why it was not measured."""
     watts, rate = run.watts, run.rate
     if not watts or rate is None:
-        reason = METERS.get(str(run.manifest.platform), "") if run.is_of_hardware else ""
+        reason = METERS.get(str(run.manifest.platform), "") if run.compares_machines else ""
         return f"{NOT_MEASURED}, {reason}" if reason and not watts else NOT_MEASURED
     return f"{figure(rate / watts, 1)} at {watts:,.1f} W"
 

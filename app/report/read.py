@@ -82,8 +82,8 @@ class RunFiles:
         return self.evaluation.figure("samples") is not None
 
     @property
-    def is_of_hardware(self) -> bool:
-        """Whether its recipe compares machines, as all but own_table do; its page then tells why power is missing."""
+    def compares_machines(self) -> bool:
+        """Whether to show power, or why it is missing, and DeepSpark's columns: not of a user's own table."""
         return bool(self.config["published"]["recipe"] != "own_table")
 
     @property

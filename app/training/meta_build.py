@@ -39,7 +39,8 @@ def is_wanted(config: AppConfig) -> bool:
     # Published sizes stand in for a dataset, so one that exists goes first.
     if config.train.max_steps != 0 or data.published_tables is None or (data.root / MANIFEST_NAME).exists():
         return False
-    # Files that a recipe expects do not count while none of them exists.
+    # A recipe names a file for each split. While none of them exists, the user has not got the data yet; a list, or
+    # data.raw, is the user's own.
     splits = [files for files in (data.train, data.val, data.test) if files is not None]
     if data.raw is None and splits and all(isinstance(files, str) and not Path(files).exists() for files in splits):
         return True

@@ -253,7 +253,10 @@ def text_of(value: Any) -> str:
 
 
 def has_plain_integers(forms: Form | None) -> bool:
-    """Return whether a column spells integers only as Python does. `forms` is None before the first row."""
+    """Return whether a column has integers, all spelled as Python does: digits, as Arrow casts them to text.
+
+    True of `forms` None, which a dataset's own rows have: their spelling is that of Python.
+    """
     return forms is None or forms & (Form.PLAIN | Form.POINT | Form.OTHER_INTEGER) == Form.PLAIN
 
 
