@@ -397,14 +397,17 @@ def _convert_categories(values: Any, separator: str | None, locator: Locator, da
 
 
 def _convert_texts(values: Any, locator: Locator, dataset_form: Form | None) -> TextColumn:
-    """Convert values to texts; "" for missing ones. `dataset_form` is as in `_convert_categories`."""
+    """Convert values to texts; "" for missing ones. `dataset_form` is as in `_convert_categories`.
+
+    Of new rows, text is refused that spells a number or truth value otherwise than a dataset of typed values has it.
+    """
     if is_text(values):
         encoded = values.fill_null("").dictionary_encode()
         form = forms_of_texts(encoded.dictionary)
     elif not isinstance(values, list) and pa.types.is_integer(values.type) and has_plain_integers(dataset_form):
         # Such a column spells integers as Arrow's cast does, so no list of Python values is needed.
         encoded = values.cast(pa.string()).fill_null("").dictionary_encode()
-        return TextColumn(encoded, forms_of_texts(encoded.dictionary) & ~Form.TEXT)
+        return TextColumn(encoded, forms_of_texts(encoded.dictionary) & ~Form.TEXT)  # they did not come as text
     else:
         encoded, form = _convert_typed(values, locator, dataset_form)
     if dataset_form and not dataset_form & Form.TEXT:  # Text of another spelling would be an unknown category.

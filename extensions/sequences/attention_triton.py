@@ -100,7 +100,8 @@ def _outputs_or_query_gradients(
 ):
     """Store the outputs of a block of queries of one head, or with `backward` the gradients of these queries."""
     # q_at, k_at: [rows, heads, width]; v_at, grad_at (of the outputs): [rows, heads, value_width]; out_at: as v_at, or
-    # with `backward` as q_at.
+    # with `backward` as q_at. key_starts, query_starts [B + 1]: first row of each sequence. scale: 1 / sqrt(width);
+    # factor: 1 / the layout's divisor. grad_at is read with `backward` alone.
     first_key, past_keys, first_query, past_queries, offset = _load_bounds(key_starts, query_starts, candidates_only)
     start = tl.program_id(2) * block
     # The grid covers the longest sequence, so programs of shorter ones may have nothing to do.
