@@ -6,7 +6,7 @@ Each round runs every command once in a checkout of the commit and once here, bo
 first alternates. One round more, the first, compiles and does not count. A ratio is the median over rounds of the time
 here to the time there, beside the extremes. "help" is a process without work, "quickstart" generates, prepares and
 writes the quickstart's rows, "own CSV" prepares the table of `benchmarks.own_tables`, "events" 2,000,000 events of
-`benchmarks.events`, "train" is the default run on rows that are there, and "evaluate" scores its test split.
+`benchmarks.events`, "train" is the default run on these rows, and "evaluate" scores its test split.
 """
 
 import argparse
@@ -60,11 +60,11 @@ def main() -> None:
             print(f"round {number} of {arguments.rounds} done", file=sys.stderr)
     results = {}
     for name, times in seconds.items():
-        ratios = [here / there for here, there in zip(times["here"], times["there"], strict=True)]
+        ratios = [new / old for new, old in zip(times["here"], times["there"], strict=True)]
         results[name] = {**times, "ratio": statistics.median(ratios), "extremes": [min(ratios), max(ratios)]}
-        there, here = (statistics.median(times[place]) for place in ("there", "here"))
+        old, new = (statistics.median(times[place]) for place in ("there", "here"))
         spread = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
-        print(f"| {name} | {there:.2f} | {here:.2f} | {spread} |")
+        print(f"| {name} | {old:.2f} | {new:.2f} | {spread} |")
     write_result(arguments, results)
 
 

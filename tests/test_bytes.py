@@ -216,7 +216,7 @@ def directory_digest(root: Path) -> str:
 
 
 def machine() -> dict[str, str]:
-    """What decides the bits of training besides the code: the kind of CPU and the version of torch."""
+    """Facts that decide the bits of training besides the code: the kind of CPU and the version of torch."""
     cpu = platform.processor() or platform.machine()
     if os.path.exists("/proc/cpuinfo"):
         lines = [

@@ -60,7 +60,7 @@ class ParsedRows(NamedTuple):
 
 
 class RowCodec:
-    """What makes dense features and ids of raw rows.
+    """Encoder of raw rows as dense features and ids.
 
     columns: that rows must have; features: the sparse ones.
     """
@@ -124,10 +124,10 @@ class RowCodec:
         # Bisection by NumPy suffices for the distinct values of new rows; preparation hashes, by Numba.
         places = np.searchsorted(known, values)
         places[places == len(known)] = 0  # a value beyond the last differs from the first, too
-        found = known[places] == values if len(known) else np.zeros(len(values), np.bool_)
+        has_id = known[places] == values if len(known) else np.zeros(len(values), np.bool_)
         ids = np.full(len(values), self._rules["unknown_id"], np.int32)
-        ids[found] = known_ids[places[found]]
-        return ids % np.int32(modulus) if self._rules["wraps"] and modulus else ids, ~found
+        ids[has_id] = known_ids[places[has_id]]
+        return ids % np.int32(modulus) if self._rules["wraps"] and modulus else ids, ~has_id
 
     def bags(self, rows: ParsedRows, feature: str) -> tuple[Bags, NDArray[np.bool_]]:
         """Return a feature's ids as bags, of one id each if it is not multi-hot, and a mask of unknown values' ids."""

@@ -59,7 +59,7 @@ GRAPHS_ALONE = {**ALONE, "regularised": REGULARISED, "adagrad": ["optimizer=adag
 def run(
     module: str, *arguments: str, cwd: Path, processes: int = 1, environment: Mapping[str, str] = {}
 ) -> "subprocess.CompletedProcess[str]":
-    """What `python -m module arguments` does on each of `processes` processes of a machine with two pretended GPUs.
+    """Run `python -m module arguments` on each of `processes` processes of a machine with two pretended GPUs.
 
     It writes `.stdout` and `.stderr` in cwd. The status is the lowest that is not 0: of those ended by a signal first.
     """
@@ -87,7 +87,7 @@ def run(
 
 
 def command(name: str, directory: Path, *arguments: str, **how: Any) -> str:
-    """What `python -m app.name` (or a module of tests) prints on stdout; it must succeed; `how` is for `run`.
+    """Return stdout of `python -m app.name` (or of a module of tests), which must succeed; `how` is for `run`.
 
     Of some hundred programs one ends in a segmentation fault within libtorch, where the pretended device's tensors are
     freed: it is started again, once, with a warning.
