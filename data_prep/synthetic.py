@@ -445,16 +445,22 @@ def label_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> 
 def rows_to_text(teacher: Teacher, rows: LabelledRows) -> bytes:
     """Format the rows as Criteo's TSV."""
     import pyarrow as pa
-    import pyarrow.compute as pc
+    from pyarrow.csv import WriteOptions, write_csv
 
-    drawn = rows.features
-    digits = category_values(drawn.ranks, teacher.salt).astype(">u4").tobytes().hex().encode()
-    columns = [(rows.labels, np.ones(len(rows.labels), np.bool_))]
-    columns += zip(drawn.integers.T, drawn.integer_present.T, strict=True)
-    columns += zip(np.frombuffer(digits, "S8").reshape(drawn.ranks.shape).T, drawn.category_present.T, strict=True)
-    texts = [pa.array(values, mask=~is_present).cast(pa.string()) for values, is_present in columns]
-    lines = pc.binary_join_element_wise(*texts, "\t", null_handling="replace")
-    return ("\n".join(lines.to_pylist()) + "\n").encode()
+    drawn, num_rows = rows.features, len(rows.labels)
+    columns = [pa.array(rows.labels)]
+    for values, is_present in zip(drawn.integers.T, drawn.integer_present.T, strict=True):
+        columns.append(pa.array(values, mask=~is_present))
+    # Big-endian values column by column, so the digits of a column are its array of texts as they lie in memory.
+    digits = category_values(drawn.ranks, teacher.salt).T.astype(">u4").tobytes().hex().encode()
+    ends = pa.py_buffer(np.arange(0, 8 * num_rows + 8, 8, dtype=np.int32))
+    for column, is_present in enumerate(drawn.category_present.T):
+        texts = pa.py_buffer(digits).slice(8 * num_rows * column, 8 * num_rows)
+        columns.append(pa.StringArray.from_buffers(num_rows, ends, texts, pa.array(is_present).buffers()[1]))
+    text, names = pa.BufferOutputStream(), [str(column) for column in range(len(columns))]
+    options = WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
+    write_csv(pa.table(columns, names), text, options)
+    return text.getvalue().to_pybytes()
 
 
 def category_values(ranks: NDArray[np.int32], salt: NDArray[np.uint32]) -> NDArray[np.uint32]:
