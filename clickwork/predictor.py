@@ -42,7 +42,7 @@ def split_table(table: TableLike, name: str = "table", size: int = PIECE_ROWS) -
     name: of the table in errors, in which its rows are numbered from 1.
     """
     from data_prep.codec.convert import plain_value, without_nan
-    from data_prep.codec.text import require_distinct
+    from data_prep.codec.files import require_distinct
     from data_prep.encoding import NewRows, rows_of_objects
 
     first = 1

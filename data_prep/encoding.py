@@ -35,8 +35,8 @@ from data_prep.codec.convert import (
     without_marks,
     without_nan,
 )
+from data_prep.codec.files import BYTE_ORDER_MARK, Shape, read_delimited, require_distinct
 from data_prep.codec.rows import ParsedRows, RowCodec
-from data_prep.codec.text import BYTE_ORDER_MARK, Shape, read_delimited, require_distinct
 from data_prep.codec.values import (
     LIST_SEPARATOR,
     NUMBER,

@@ -25,7 +25,7 @@ from pyarrow import csv as arrow_csv
 
 from common.errors import UserError
 from data_prep.codec.convert import is_list_type
-from data_prep.codec.text import BYTE_ORDER_MARK, decode_text, read_exact
+from data_prep.codec.files import BYTE_ORDER_MARK, decode_text, read_exact
 from data_prep.codec.values import CORRECT, STANDARD, UTF_8, Dialect, RawRows
 from data_prep.parsing.formats import NUMBER_LIST, Chunk, Column, FileLayout, Format, LineFormat, Size, suffix_of
 from data_prep.sources.discover import Source

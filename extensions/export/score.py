@@ -30,8 +30,8 @@ import pyarrow.parquet as pq
 from encoder.convert import excerpt, numbers_of, to_column, to_list
 from encoder.dates import NUMBERS
 from encoder.errors import UserError
+from encoder.files import Shape, decode_text, read_delimited
 from encoder.rows import RowCodec
-from encoder.text import Shape, decode_text, read_delimited
 from encoder.values import Bags, Dialect, RawRows, numbered_rows
 
 HERE = Path(__file__).resolve().parent

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from data_prep.codec.convert import distinct, plain, refuse_rounded, to_list
 from data_prep.codec.dates import EPOCHS, read_time
-from data_prep.codec.text import decode_text
+from data_prep.codec.files import decode_text
 from data_prep.codec.values import NUMBER, TRUTHS, text_of, text_values, whole_number
 from data_prep.dataset.format import splitmix64
 from data_prep.parsing.formats import MIN_ROW_BYTES, FileLayout, Format, Size, format_of
