@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from common.documents import Json, decode
 from common.errors import UserError
 from common.files import write_atomically
-from common.jit import compile_notice, jit
+from common.jit import Int, compile_notice, jit
 from common.machine import usable_cpus
 from data_prep.codec.values import Bags, offsets_of
 from data_prep.config import MAX_TABLE_ROWS, DataConfig, IdDistribution, RandomConfig, SyntheticConfig
@@ -444,23 +444,54 @@ def label_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> 
 
 def rows_to_text(teacher: Teacher, rows: LabelledRows) -> bytes:
     """Format the rows as Criteo's TSV."""
-    import pyarrow as pa
-    from pyarrow.csv import WriteOptions, write_csv
+    drawn = rows.features
+    # A label and a line's end; an integer of 11 characters at most, a value of 8, and a tab before each.
+    row_bytes = 2 + 12 * drawn.integers.shape[1] + 9 * drawn.ranks.shape[1]
+    text = np.empty(len(rows.labels) * row_bytes, np.uint8)
+    values = category_values(drawn.ranks, teacher.salt)
+    length = write_rows(rows.labels, drawn.integers, drawn.integer_present, values, drawn.category_present, text)
+    return text[:length].tobytes()
 
-    drawn, num_rows = rows.features, len(rows.labels)
-    columns = [pa.array(rows.labels)]
-    for values, is_present in zip(drawn.integers.T, drawn.integer_present.T, strict=True):
-        columns.append(pa.array(values, mask=~is_present))
-    # Big-endian values column by column, so the digits of a column are its array of texts as they lie in memory.
-    digits = category_values(drawn.ranks, teacher.salt).T.astype(">u4").tobytes().hex().encode()
-    ends = pa.py_buffer(np.arange(0, 8 * num_rows + 8, 8, dtype=np.int32))
-    for column, is_present in enumerate(drawn.category_present.T):
-        texts = pa.py_buffer(digits).slice(8 * num_rows * column, 8 * num_rows)
-        columns.append(pa.StringArray.from_buffers(num_rows, ends, texts, pa.array(is_present).buffers()[1]))
-    text, names = pa.BufferOutputStream(), [str(column) for column in range(len(columns))]
-    options = WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
-    write_csv(pa.table(columns, names), text, options)
-    return text.getvalue().to_pybytes()
+
+@jit
+def write_rows(
+    labels: NDArray[np.int32],
+    integers: NDArray[np.int32],
+    integer_present: NDArray[np.bool_],
+    values: NDArray[np.uint32],
+    category_present: NDArray[np.bool_],
+    text: NDArray[np.uint8],
+) -> Int:
+    """Write lines of decimal integers and of values in hexadecimal into `text`; return their bytes."""
+    end = 0
+    for row in range(len(labels)):
+        text[end] = ord("0") + labels[row]
+        end += 1
+        for column in range(integers.shape[1]):
+            text[end] = ord("\t")
+            end += 1
+            if integer_present[row, column]:
+                number, length = np.int64(integers[row, column]), 1
+                if number < 0:
+                    text[end] = ord("-")
+                    end, number = end + 1, -number
+                while number >= 10**length:
+                    length += 1
+                for place in range(end + length - 1, end - 1, -1):
+                    text[place] = ord("0") + number % 10
+                    number //= 10
+                end += length
+        for column in range(values.shape[1]):
+            text[end] = ord("\t")
+            end += 1
+            if category_present[row, column]:
+                for shift in range(28, -1, -4):
+                    digit = values[row, column] >> shift & 15
+                    text[end] = digit + (ord("0") if digit < 10 else ord("a") - 10)
+                    end += 1
+        text[end] = ord("\n")
+        end += 1
+    return end
 
 
 def category_values(ranks: NDArray[np.int32], salt: NDArray[np.uint32]) -> NDArray[np.uint32]:
