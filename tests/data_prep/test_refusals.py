@@ -11,7 +11,6 @@ import pytest
 from tests.data_prep import oracle
 from tests.data_prep.conftest import prepare, write_rows
 from tests.error_lines import refused
-from tests.once import made_once
 
 SYNTHETIC = "data.source=synthetic data.synthetic.rows=300 data.synthetic.max_cardinality=50"
 
@@ -23,8 +22,10 @@ def files(root: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Days, files that are none, archives, and datasets `out` of days and `generated`."""
-    return made_once(tmp_path_factory, "of_refusals", set_up)
+    """Days, files that are none, archives, datasets `out` of days and `generated`; no other process writes there."""
+    directory = tmp_path_factory.mktemp("of_refusals")
+    set_up(directory)
+    return directory
 
 
 def set_up(directory: Path) -> None:

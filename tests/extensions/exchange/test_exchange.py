@@ -21,12 +21,13 @@ from tests.data_prep.conftest import load_split, prepare
 from tests.data_prep.test_other_programs import awkward_day, run_torchrec
 from tests.data_prep.test_refusals import files, set_up
 from tests.error_lines import refused
-from tests.once import made_once
 
 
 @pytest.fixture(scope="session")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_once(tmp_path_factory, "of_refusals", set_up)
+    directory = tmp_path_factory.mktemp("of_refusals")
+    set_up(directory)
+    return directory
 
 
 def make(directory: Path, *overrides: str, rows: tuple[int, ...] = (150, 90, 61), edge: bool = False) -> Path:
