@@ -37,7 +37,8 @@ from app.training.predictor import task_of
 from common.cli import EXIT_DONE
 from common.errors import UserError
 from common.files import write_atomically
-from data_prep.encoding import Encoder, NewRows, read_new_rows
+from data_prep.codec.files import NewRows
+from data_prep.encoding import Encoder, read_new_rows
 
 
 def main(config: RecommendConfig) -> int:

@@ -19,8 +19,9 @@ from app.data.split import batch_builders, verify_splits
 from app.training.predictor import Predictor
 from common.documents import Json, plain_object
 from common.errors import UserError
+from data_prep.codec.files import NewRows
 from data_prep.codec.rows import ParsedRows
-from data_prep.encoding import EncodedBlock, Encoder, NewRows, read_new_rows
+from data_prep.encoding import EncodedBlock, Encoder, read_new_rows
 
 
 def fill_from_user(candidates: NewRows, user: NewRows) -> NewRows:

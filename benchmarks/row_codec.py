@@ -120,15 +120,11 @@ def of_export(directory: Path, path: Path) -> Values:
     from score import Scorer, read_rows
 
     scorer = Scorer(directory)
-    parts: dict[str, list[Any]] = {}
-    for columns, numbers in read_rows(path, scorer):
-        inputs = scorer.encode(columns, path.name, numbers)
-        matrix = {"price": inputs["dense_features"][:, 0], "count": inputs["dense_features"][:, 1]}
-        matrix |= dict(zip(("user", "item", "time_hour", "time_weekday"), inputs["ids"].T, strict=True))
-        matrix["tags"] = inputs["ids_tags"][inputs["ids_tags"] >= 0]
-        for name, values in matrix.items():
-            parts.setdefault(name, []).append(values)
-    return {name: np.concatenate(part) for name, part in parts.items()}
+    rows = read_rows(path, scorer)
+    inputs = scorer.encode(rows.columns, path.name, rows.numbers)
+    values = {"price": inputs["dense_features"][:, 0], "count": inputs["dense_features"][:, 1]}
+    values |= dict(zip(("user", "item", "time_hour", "time_weekday"), inputs["ids"].T, strict=True))
+    return values | {"tags": inputs["ids_tags"][inputs["ids_tags"] >= 0]}
 
 
 def of_pandas(table: pd.DataFrame) -> Values:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from app.runtime.platform import Runtime
     from app.scoring import Ranking, RowScorer
     from app.training.checkpointer import TrainedRun
-    from data_prep.encoding import NewRows
+    from data_prep.codec.files import NewRows
 
 PIECE_ROWS = 1 << 16  # rows of a table that are parsed at once; app.scoring scores PIECE_ROWS of its own at once
 REMEDY = "give a pandas, polars or Arrow table, record batches, or dicts"
@@ -42,8 +42,7 @@ def split_table(table: TableLike, name: str = "table", size: int = PIECE_ROWS) -
     name: of the table in errors, in which its rows are numbered from 1.
     """
     from data_prep.codec.convert import plain_value, without_nan
-    from data_prep.codec.files import require_distinct
-    from data_prep.encoding import NewRows, rows_of_objects
+    from data_prep.codec.files import NewRows, require_distinct, rows_of_objects
 
     first = 1
     for piece in _split_pieces(table, name, size):
@@ -65,7 +64,7 @@ def whole_table(table: TableLike, name: str) -> "NewRows":
     """Return all rows of a table that fits in memory. Raises UserError as `split_table`, or for several tables."""
     import pyarrow as pa
 
-    from data_prep.encoding import NewRows
+    from data_prep.codec.files import NewRows
 
     if hasattr(table, "__arrow_c_stream__"):
         with _convert_arrow_errors(name):

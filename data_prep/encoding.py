@@ -3,7 +3,6 @@
 Each field becomes a 64-bit number: microseconds since 1970, or the value of its text (data_prep/codec/values.py).
 """
 
-import io
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from msgspec import structs
 from numpy.typing import NDArray
 
@@ -30,12 +28,10 @@ from data_prep.codec.convert import (
     refuse_row,
     times_of,
     to_list,
-    to_texts,
-    truths_of,
     without_marks,
     without_nan,
 )
-from data_prep.codec.files import BYTE_ORDER_MARK, Shape, read_delimited, require_distinct
+from data_prep.codec.files import NewRows, Shape, parse_file
 from data_prep.codec.rows import ParsedRows, RowCodec
 from data_prep.codec.values import (
     LIST_SEPARATOR,
@@ -44,7 +40,6 @@ from data_prep.codec.values import (
     Bags,
     Dialect,
     Form,
-    Locator,
     RawRows,
     numbered_rows,
     offsets_of,
@@ -55,137 +50,49 @@ from data_prep.dataset.options import DenseTransform, Schema, Table
 from data_prep.lookup import NO_ID, column_transforms, dense_limits, vocabulary_path
 from data_prep.parsing.formats import Chunk, LineFormat, format_of, suffix_of, table_layout, table_size
 from data_prep.parsing.labels import read_targets
-from data_prep.parsing.readers import gather_column, read_objects, refuse_constants
 from data_prep.sources.discover import DAMAGE, Source, packing_of, resolve_sources
-
-DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
-SUFFIXES = (*DELIMITERS, ".parquet", ".jsonl", ".ndjson", ".json")
-
-
-class NewRows(NamedTuple):
-    """Rows by column; each column is an Arrow array or a list of Python values.
-
-    `name` is the file's name in errors, `numbers` the rows' numbers in the file. JSON rows may lack columns: `absent`
-    holds the indices of such rows, whose value is None.
-    """
-
-    name: str
-    columns: dict[str, Any]
-    numbers: Sequence[int]
-    absent: Mapping[str, Sequence[int]] = {}
-
-    def values(self, column: str) -> list[Any]:
-        """Return a column as a list of Python values, [rows]; None for a missing one."""
-        return to_list(self.columns[column])
-
-    def texts(self, column: str) -> list[str]:
-        """Return a column as text. Raise UserError for a value that is neither text nor a number."""
-        return to_texts(self.columns[column], self._locator_of(column))
-
-    def truths(self, column: str) -> NDArray[np.bool_]:
-        """Return 0, 1 and words such as true as booleans [rows], an empty field as False. Raise UserError else."""
-        return truths_of(plain(self.columns[column]), self._locator_of(column), 0.0)
-
-    def _locator_of(self, column: str) -> Locator:
-        """Return the locator of a column's fields, for errors."""
-        batch = RawRows(self.columns, len(self.numbers), numbered_rows(self.name, self.numbers))
-        return batch.locator_of(column)
 
 
 def read_new_rows(path: Path, shape: Shape) -> NewRows:
-    """Read a file by its suffix.
+    """Read a file by its suffix, compressed or not (NAME.csv.gz), or a directory of Parquet: see `parse_file`.
 
-    .tsv, .txt and .csv have a first row of names, or else the columns in a raw file's order, with or without the
-    label. .jsonl has one object a line. .json has a list of objects, or an object {"user": {...}, "candidates":
-    [{...}, ...]}, whose user columns are added to each candidate. Each may be compressed (NAME.csv.gz).
+    Partitions NAME=VALUE of a directory become columns of text.
     """
-    suffix = suffix_of(path.name)
-    if suffix not in SUFFIXES:
-        raise UserError(f"{path}: unknown kind of file; give one whose name ends in {', '.join(SUFFIXES)}")
+    if path.is_dir():
+        return _read_directory(path, shape)
+
+    def read() -> bytes:
+        packing = packing_of(path)
+        with open(path, "rb") if packing is None else packing.open(path) as file:
+            return bytes(file.read())
+
     try:
-        if suffix in DELIMITERS:
-            return _read_text(path, DELIMITERS[suffix], shape)
-        if suffix == ".parquet":
-            return _read_parquet(path, shape.required_columns)
-        content = _read_content(path)
-        objects = _read_json(path, content) if suffix == ".json" else read_objects(content, str(path))
-        return rows_of_objects(str(path), objects)
+        return parse_file(str(path), suffix_of(path.name), read, shape)
+    except (EOFError, *DAMAGE) as error:
+        raise UserError(f"{path}: damaged, or cut off ({error}); get it again") from error
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; check the path") from error
 
 
-def _read_content(path: Path) -> bytes:
-    """Return a file's bytes, decompressed if needed. Raise UserError for damage."""
-    packing = packing_of(path)
-    with open(path, "rb") if packing is None else packing.open(path) as file:
-        try:
-            return bytes(file.read())
-        except (EOFError, *DAMAGE) as error:
-            raise UserError(f"{path}: damaged, or cut off ({error}); get it again") from error
-
-
-def _read_text(path: Path, delimiter: str, shape: Shape) -> NewRows:
-    """Read text columns, by the names in the first row or, if no name is known, by position."""
-    lines = io.BytesIO(_read_content(path))
-    parts = list(read_delimited(lines, str(path), delimiter, shape))
-    numbers = [number for _, part in parts for number in part]
-    columns = {name: pa.concat_arrays([part[name] for part, _ in parts]) for name in (parts[0][0] if parts else ())}
-    return NewRows(str(path), columns, numbers)
-
-
-def _read_parquet(path: Path, required_columns: Collection[str] | None) -> NewRows:
-    """Read a Parquet file, or the files of a directory, whose partitions NAME=VALUE become columns of text."""
-    parts: list[tuple[Path, tuple[tuple[str, str | None], ...]]] = [(path, ())]
-    if path.is_dir():
-        try:
-            parts = [(Path(source.path), source.partitions) for source in resolve_sources(path)]
-        except UserError as error:
-            raise UserError(
-                f"{path}: no directory of Parquet files; give a file, or a directory as Spark writes it"
-            ) from error
+def _read_directory(path: Path, shape: Shape) -> NewRows:
+    """Read the Parquet files of a directory."""
     try:
-        tables = []
-        for part, partitions in parts:
-            with pq.ParquetFile(part) as file:  # unlike read_table, accepts two columns of one name
-                table = file.read()
-            for name, value in partitions:
-                table = table.append_column(name, pa.repeat(pa.scalar(value, pa.string()), len(table)))
-            tables.append(table)
-        # Missing values may change a column's type from file to file, such as int64 to float64.
-        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
-    except (pa.ArrowException, ValueError) as error:
-        raise UserError(f"{path}: not readable as Parquet ({error})") from error
-    require_distinct(str(path), table.column_names, required_columns)
-    chunks = (column.combine_chunks() for column in table.columns)
-    columns = dict(zip(table.column_names, map(without_nan, chunks), strict=True))
-    return NewRows(str(path), columns, range(1, table.num_rows + 1))
-
-
-def _read_json(path: Path, content: bytes) -> dict[int, Any]:
-    """Return the objects of a JSON file by their number from 1: its list, or candidates joined with their user."""
-    try:
-        document = msgspec.json.decode(content.removeprefix(BYTE_ORDER_MARK))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        refuse_constants(content, f"{path}: ")
-        raise UserError(f"{path}: not JSON ({error}); JSON lines want the ending .jsonl") from error
-    if isinstance(document, dict) and document.keys() == {"user", "candidates"}:
-        user, candidates = document["user"], document["candidates"]
-        if isinstance(user, dict) and isinstance(candidates, list) and all(isinstance(c, dict) for c in candidates):
-            document = [user | candidate for candidate in candidates]
-    if not isinstance(document, list):
-        raise UserError(f'{path}: give a list of objects, or {{"user": {{...}}, "candidates": [{{...}}, ...]}}')
-    for row, item in enumerate(document, start=1):
-        if not isinstance(item, dict):
-            raise UserError(f"{path}: row {row}: not an object of columns")
-    return dict(enumerate(document, start=1))
-
-
-def rows_of_objects(name: str, objects: Mapping[int, Mapping[str, Any]]) -> NewRows:
-    """Return objects by the numbers of their rows; an object may lack columns."""
-    names = list(dict.fromkeys(column for item in objects.values() for column in item))
-    absent = {column: [index for index, item in enumerate(objects.values()) if column not in item] for column in names}
-    columns = {column: gather_column(objects, column) for column in names}
-    return NewRows(name, columns, list(objects), {column: rows for column, rows in absent.items() if rows})
+        sources = resolve_sources(path)
+    except UserError as error:
+        raise UserError(
+            f"{path}: no directory of Parquet files; give a file, or a directory as Spark writes it"
+        ) from error
+    tables = []
+    for source in sources:
+        rows = parse_file(source.path, ".parquet", Path(source.path).read_bytes, shape)
+        table = pa.table(rows.columns)
+        for name, value in source.partitions:
+            table = table.append_column(name, pa.repeat(pa.scalar(value, pa.string()), len(table)))
+        tables.append(table)
+    # Missing values may change a column's type from file to file, such as int64 to float64.
+    table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+    columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+    return NewRows(str(path), columns, range(1, len(table) + 1))
 
 
 FIRST_BYTES = 1 << 20  # beginning of a text file, with its first row

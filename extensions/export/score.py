@@ -1,6 +1,6 @@
 """Score raw rows with the model in this directory, with numpy, pyarrow and onnxruntime alone.
 
-    python score.py rows.csv [--out scores.csv]    .csv, .tsv, .txt, .jsonl or .parquet; text may be compressed (.gz)
+    python score.py rows.csv [--out scores.csv]    .csv, .tsv, .txt, .json, .jsonl, .parquet; compressed (.gz), too
     python score.py --verify                       compare all files with their SHA-256 in manifest.json
 
     from score import score                        # this directory on sys.path
@@ -15,10 +15,9 @@ pyarrow). None, NaN, and NA and NaT of pandas are missing values: empty fields.
 
 import argparse
 import hashlib
-import io
 import json
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,19 +25,15 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pyarrow as pa
-import pyarrow.parquet as pq
 from encoder.convert import excerpt, numbers_of, to_column, to_list
 from encoder.dates import NUMBERS
 from encoder.errors import UserError
-from encoder.files import Shape, decode_text, read_delimited
+from encoder.files import NewRows, Shape, parse_file, rows_of_objects
 from encoder.rows import RowCodec
 from encoder.values import Bags, Dialect, RawRows, numbered_rows
 
 HERE = Path(__file__).resolve().parent
-DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
-JSON_LINES = (".jsonl", ".ndjson")
 PACKED = (".gz", ".bz2", ".zst")
-READ_ROWS = 1 << 16  # rows of a file in memory at once
 SCORED_ROWS = 4096  # rows encoded, and given to the model, at once at most
 PADDED_IDS = 1 << 20  # ids of a feature's bags, padded to the longest, that are looked up at once
 
@@ -248,7 +243,7 @@ def _columns_by_name(table: Any, name: str, required: Sequence[str]) -> Mapping[
     if isinstance(table, Mapping):
         return table
     if isinstance(table, list) and all(isinstance(row, Mapping) for row in table):
-        return _columns_of_dicts(table)
+        return rows_of_objects(name, dict(enumerate(table))).columns
     if not hasattr(table, "__arrow_c_stream__"):
         remedy = "give lists or arrays by column, a list of dicts, or a table of pandas, polars or pyarrow"
         raise UserError(f"{name}: {type(table).__name__} is not a table; {remedy}")
@@ -261,59 +256,14 @@ def _columns_by_name(table: Any, name: str, required: Sequence[str]) -> Mapping[
     return dict(zip(table.column_names, table.columns, strict=True))
 
 
-def _columns_of_dicts(rows: Collection[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return rows by column, None for a column that a row lacks."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [row.get(name) for row in rows] for name in names}
-
-
-def read_rows(path: Path, scorer: Scorer) -> Iterator[tuple[Any, Sequence[int]]]:
-    """Yield the rows of a file in parts: their columns, and the number of each row.
-
-    Raises UserError: the file cannot be read, or has no such form.
-    """
+def read_rows(path: Path, scorer: Scorer) -> NewRows:
+    """Read the rows of a file. Raises UserError: the file cannot be read, or has no such form."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     suffix = next((suffix for suffix in reversed(suffixes) if suffix not in PACKED), "")
     try:
-        if suffix == ".parquet":
-            first = 1
-            with pq.ParquetFile(path) as file:
-                for batch in file.iter_batches(READ_ROWS):
-                    yield pa.Table.from_batches([batch]), range(first, first + len(batch))
-                    first += len(batch)
-        elif suffix in JSON_LINES or suffix in DELIMITERS:
-            lines = io.BufferedReader(pa.input_stream(str(path)))
-            yield from (
-                _read_json_lines(lines, path)
-                if suffix in JSON_LINES
-                else read_delimited(lines, str(path), DELIMITERS[suffix], scorer.shape)
-            )
-        else:
-            kinds = ", ".join((*DELIMITERS, *JSON_LINES, ".parquet"))
-            raise UserError(f"{path}: unknown kind of file; give one whose name ends in {kinds}")
+        return parse_file(str(path), suffix, lambda: pa.input_stream(str(path)).read(), scorer.shape)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{path}: not readable ({str(error).splitlines()[0]})") from error
-
-
-def _read_json_lines(lines: Iterable[bytes], path: Path) -> Iterator[tuple[Any, Sequence[int]]]:
-    """Yield the columns of all objects, and the line of each, at once: any object may be the first with a column."""
-    objects = {}
-    for number, line in enumerate(lines, start=1):
-        text = decode_text(line, str(path), number)
-        if text.strip():
-            try:
-                objects[number] = json.loads(text, parse_constant=_refuse_constant)
-            except ValueError as error:
-                raise UserError(f"{path}: row {number}: not JSON ({error}); give one object a line") from None
-            if not isinstance(objects[number], dict):
-                raise UserError(f"{path}: row {number}: not an object of columns; give one object a line")
-    if objects:
-        yield _columns_of_dicts(objects.values()), list(objects)
-
-
-def _refuse_constant(text: str) -> None:
-    """Raise ValueError for NaN or Infinity, which Python's json would accept."""
-    raise ValueError(f"{text}, which JSON does not have")
 
 
 # ---- the command line
@@ -337,11 +287,10 @@ def main() -> int:
             return 0
         scorer = Scorer(threads=arguments.threads)
         name = {"probabilities": "probability", "predictions": "prediction"}[scorer.output]
-        lines = [name]
-        for columns, numbers in read_rows(arguments.rows, scorer):
-            scores = scorer.score(columns, str(arguments.rows), numbers)
-            lines += [np.format_float_positional(value, unique=True, trim="0") for value in scores]
-        text = "\n".join([*lines, ""])
+        rows = read_rows(arguments.rows, scorer)
+        scores = scorer.score(rows.columns, rows.name, rows.numbers)
+        lines = [np.format_float_positional(value, unique=True, trim="0") for value in scores]
+        text = "\n".join([name, *lines, ""])
         if arguments.out is None:
             sys.stdout.write(text)
         else:

@@ -40,10 +40,10 @@ from app.training.checkpointer import TrainedRun
 from common.errors import OwnError, UserError
 from common.extensions import keys_of_extension
 from common.jit import Int, jit
-from data_prep.codec.files import Shape
+from data_prep.codec.files import NewRows, Shape
 from data_prep.codec.values import offsets_of, text_key
 from data_prep.dataset.format import Manifest, shard_path
-from data_prep.encoding import NewRows, read_new_rows
+from data_prep.encoding import read_new_rows
 from extensions.sequences.events import (
     ANCHOR_BIT,
     CANDIDATE,

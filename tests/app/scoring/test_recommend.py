@@ -14,8 +14,8 @@ from sklearn.metrics import log_loss
 
 from app.scoring import fill_from_user, ignored_columns
 from common.errors import UserError
-from data_prep.codec.files import Shape
-from data_prep.encoding import NewRows, read_new_rows
+from data_prep.codec.files import NewRows, Shape
+from data_prep.encoding import read_new_rows
 from tests.app.conftest import SMALL, Command
 from tests.app.run_files import summary
 from tests.data_prep import oracle

@@ -59,13 +59,10 @@ import score
 scorer, results = score.Scorer(threads=1), []
 for name in sys.argv[2:]:
     try:
-        logits, scores, keys = [], [], []
-        for columns, numbers in score.read_rows(Path(name), scorer):
-            inputs = scorer.encode(columns, name, numbers)
-            logits += scorer.run(inputs, scorer._session.get_outputs()[0].name).tolist()
-            scores += scorer.run(inputs).tolist()
-            keys += row_keys(inputs)
-        results.append(dict(logits=logits, scores=scores, keys=keys))
+        rows = score.read_rows(Path(name), scorer)
+        inputs = scorer.encode(rows.columns, name, rows.numbers)
+        logits = scorer.run(inputs, scorer._session.get_outputs()[0].name).tolist()
+        results.append(dict(logits=logits, scores=scorer.run(inputs).tolist(), keys=row_keys(inputs)))
     except score.UserError as error:
         results.append(dict(error=str(error)))
 print(json.dumps(results))
@@ -279,7 +276,7 @@ def test_rows_in_memory(generated: Model) -> None:
 
 
 REFUSED_ROWS = [
-    ('{"int_0": NaN, "int_1": 2, "cat_0": [8], "cat_1": 1}', "row 1: not JSON (NaN, which JSON does not have)"),
+    ('{"int_0": NaN, "int_1": 2, "cat_0": [8], "cat_1": 1}', "row 1, column int_0: NaN, which JSON does not have"),
     ('{"int_0": 1, "int_1": 2, "cat_0": [8, 9], "cat_1": 1}', "row 1, column cat_0: 9 is no id from 0 to 8"),
     ('{"int_0": 1, "int_1": 2, "cat_0": [1], "cat_1": 5}', "row 1, column cat_1: 5 is no id from 0 to 4"),
     ('{"int_0": "x", "int_1": 2, "cat_0": [1], "cat_1": 1}', "row 1, column int_0: 'x' is not a number"),
