@@ -32,8 +32,8 @@ from app.model.dlrm import DLRM
 from app.model.embeddings import make_sparse_arch
 from benchmarks.peers.rows import DENSE_ARCH, DIM, NUM_DENSE, NUM_SPARSE, OVER_ARCH
 from benchmarks.result_file import write_result
+from extensions.export.directory import ServedModel
 from extensions.export.documents import TablePrecision
-from extensions.export.graph import ServedModel
 
 CPU = torch.device("cpu")
 Model = Callable[[torch.Tensor, torch.Tensor], object]

@@ -291,7 +291,7 @@ class QuotientsAndRemainders(nn.Module):
 def served_vectors(
     served: Any, arch: SpecialSparseArch, one: SpecialEmbedding, ids: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """Return a feature's vectors [B, 1, D] of the bags `ids` [B, M] in an extensions.export.graph.ServedModel.
+    """Return a feature's vectors [B, 1, D] of the bags `ids` [B, M] in an extensions.export.directory.ServedModel.
 
     mask [B, M]: 1 where there is an id; None: there is one everywhere.
     """

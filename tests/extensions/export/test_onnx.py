@@ -13,9 +13,17 @@ from onnxruntime import InferenceSession
 from app.config.app_config import AppConfig
 from app.config.model import Interaction, ModelConfig, Numeric, Pooling, TablesConfig
 from data_prep.dataset.format import Manifest
-from extensions.export.directory import feeds_of, largest_difference, random_batch
+from extensions.export.directory import (
+    INLINE_BYTES,
+    ServedModel,
+    feeds_of,
+    largest_difference,
+    make_whole_model,
+    packed_rows,
+    random_batch,
+    round_tables,
+)
 from extensions.export.documents import TablePrecision
-from extensions.export.graph import INLINE_BYTES, ServedModel, make_whole_model, packed_rows, round_tables
 from tests.app.datasets import RAGGED, write_ragged_dataset
 from tests.error_lines import refused
 
