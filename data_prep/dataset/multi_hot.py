@@ -33,7 +33,7 @@ REPORTED_BYTES = 10**9  # Draws above this size print a line on stderr: they tak
 BLOCK_VALUES = 1 << 20  # values drawn or expanded at once
 LANES = 16  # int32 values in a cache line
 PREFETCHED_ROWS = 12  # rows ahead whose bags are fetched into the caches
-RECORD_NAME, SUMS_NAME, LOCK_NAME = "tables.json", "sums.json", "lock"
+SUMS_NAME, LOCK_NAME = "sums.json", "lock"  # the sums are written last, so tables with them are whole
 REMEDY = "remove its directory: it is made again"
 TABLES_DIRECTORY = "multi_hot"  # directory in a dataset with the bags of all ids
 
@@ -107,17 +107,15 @@ class MultiHotTables:
         key: configuration key of `parent`, named in errors.
         """
         bags.check(len(num_embeddings))
-        directory, content = _locate_tables(parent, num_embeddings, bags)
-        record = directory / RECORD_NAME
+        directory = _locate_tables(parent, num_embeddings, bags)
         sizes = list(zip(num_embeddings, bags.sizes, strict=True))
         paths = [None if size == 1 else table_path(directory, feature) for feature, (_, size) in enumerate(sizes)]
         num_bytes = [HEADER_BYTES + ID_BYTES * rows * size for rows, size in sizes]
 
         def are_complete() -> bool:
-            if not record.is_file() or record.read_bytes() != content:
-                return False
             pairs = zip(paths, num_bytes, strict=True)
-            return all(path is None or (path.is_file() and path.stat().st_size == size) for path, size in pairs)
+            are_there = all(path is None or (path.is_file() and path.stat().st_size == size) for path, size in pairs)
+            return are_there and (directory / SUMS_NAME).is_file()
 
         if not are_complete():
             try:
@@ -125,9 +123,7 @@ class MultiHotTables:
                 with FileLock(directory / LOCK_NAME):
                     # Whoever waited for the lock may find the tables drawn, so they are looked for a second time.
                     if not are_complete():
-                        record.unlink(missing_ok=True)
                         _draw_tables(directory, num_embeddings, bags, key)
-                        write_atomically(record, content)
             except OSError as error:
                 raise UserError(
                     f"{directory}: the multi-hot tables cannot be written there ({error.strerror}); "
@@ -163,12 +159,10 @@ def verify_tables(parent: Path, num_embeddings: Sequence[int], bags: MultiHot) -
 
     Raises UserError: as `verify_sums` does.
     """
-    directory, content = _locate_tables(parent, num_embeddings, bags)
-    record, sums = directory / RECORD_NAME, directory / SUMS_NAME
-    if not record.is_file() or record.read_bytes() != content or not sums.is_file():
-        return False
-    verify_sums(sums)
-    return True
+    sums = _locate_tables(parent, num_embeddings, bags) / SUMS_NAME
+    if sums.is_file():
+        verify_sums(sums)
+    return sums.is_file()
 
 
 def verify_sums(path: Path) -> None:
@@ -184,12 +178,10 @@ def verify_sums(path: Path) -> None:
         )
 
 
-def _locate_tables(parent: Path, num_embeddings: Sequence[int], bags: MultiHot) -> tuple[Path, bytes]:
-    """Return the tables' directory, whose name is a hash of the settings, and the content of its record."""
-    # A hash of the settings lets tables of several settings lie in one directory.
-    record = {"num_embeddings": list(num_embeddings), **to_json(bags)}
-    content = (json.dumps(record) + "\n").encode()
-    return parent / hashlib.sha256(content).hexdigest()[:12], content
+def _locate_tables(parent: Path, num_embeddings: Sequence[int], bags: MultiHot) -> Path:
+    """Return the tables' directory, whose name is a hash of the settings: tables of several lie beside each other."""
+    settings = {"num_embeddings": list(num_embeddings), **to_json(bags)}
+    return parent / hashlib.sha256(f"{json.dumps(settings)}\n".encode()).hexdigest()[:12]
 
 
 @jit
@@ -228,9 +220,9 @@ def table_path(directory: Path, feature: int) -> Path:
 
 def _draw_tables(directory: Path, num_embeddings: Sequence[int], bags: MultiHot, key: str) -> None:
     """Draw the bags of all ids, table by table, in blocks; the arguments are those of `MultiHotTables.open`."""
-    # Tables without a record are those of a killed process.
-    for leftover in (*directory.glob("*.npy"), *directory.glob("*.npy.*")):
-        leftover.unlink()
+    # Tables without sums are those of a killed process.
+    for leftover in (directory / SUMS_NAME, *directory.glob("*.npy"), *directory.glob("*.npy.*")):
+        leftover.unlink(missing_ok=True)
     table_bytes, free = bags.table_bytes(num_embeddings), shutil.disk_usage(directory).free
     if table_bytes > free:
         raise UserError(

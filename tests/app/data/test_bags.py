@@ -106,7 +106,7 @@ def test_altered_bags_are_named(expanded: tuple[Path, DataConfig, Path], verify:
     set_bag(path, 4, (int(np.load(path).reshape(-1)[4]) + 1) % 50)
     refused(rf"{path}: sha256 is not that of sums.json", verify_splits, root, load_manifest(root), ["train"], config)
     verify_splits(root, load_manifest(root), ["train"], DataConfig())  # which reads no bags
-    path.with_name("tables.json").unlink()
+    path.with_name("sums.json").unlink()
     verify_splits(root, load_manifest(root), ["train"], config)  # not there: they are drawn when opened
 
 
