@@ -13,14 +13,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures import Executor as FuturesExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from common import signals
 from common.errors import UserError
@@ -28,7 +28,6 @@ from common.machine import give_back_freed_memory
 from data_prep.io import Progress, Tally
 
 ResultT = TypeVar("ResultT")
-ResultT_co = TypeVar("ResultT_co", covariant=True)
 TASKS_AHEAD = 4  # per worker: enough that no worker waits, few enough that an error ends the job soon
 START_METHOD = "forkserver"  # Imports and kernels are loaded once, and no thread is ever forked.
 PRELOADED = "data_prep.stages.preload"  # The fork server imports it, since it takes most of a worker's start.
@@ -41,7 +40,7 @@ class Stopped(Exception):
     """Raised if the job was stopped; unfinished work stays undone."""
 
 
-class Counters:
+class SharedCounters:
     """Bytes and rows done, and a flag that asks all processes to stop; shared by the processes."""
 
     def __init__(self) -> None:
@@ -59,7 +58,7 @@ class Counters:
         """Return the rows that all processes have done since `reset`."""
         return int(self._totals.get_obj()[1])
 
-    def add(self, num_bytes: int, num_rows: int) -> None:
+    def add(self, num_bytes: int, num_rows: int = 0) -> None:
         """Count work done. Raise Stopped if the job was asked to stop."""
         # Each count is a chance to stop, so tasks need no other check.
         lock = self._totals.get_lock()
@@ -82,43 +81,9 @@ class Counters:
         self._stop.value = 1
 
 
-class Cache:
-    """Holder of the one value that a process's tasks loaded last, such as lookup tables, with the key it belongs to."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # a cluster's worker may have several threads
-        self._entry: tuple[Hashable, Any] = (None, None)
-
-    def clear(self) -> None:
-        """Release the value."""
-        self._entry = (None, None)
-
-    def get(self, key: Hashable, load: Callable[[], ResultT]) -> ResultT:
-        """Return the value loaded under a key; the previous one is released first."""
-        with self._lock:
-            # Two values at once may exceed the budget, so the old one goes before the new one is loaded.
-            if self._entry[0] != key:
-                self.clear()
-                self._entry = (key, load())
-            return self._entry[1]
-
-
-class Worker:
-    """Services of a process for its tasks: counters of work done, and a cache that the process's next tasks share."""
-
-    def __init__(self, counters: Counters | Tally, cache: Cache) -> None:
-        self.counters, self.cache = counters, cache
-
-    def count(self, num_bytes: int, num_rows: int = 0) -> None:
-        """Count work done. Raise Stopped if the job was asked to stop."""
-        self.counters.add(num_bytes, num_rows)
-
-
-class WorkerTask(Protocol[ResultT_co]):
-    """A piece of work. The task and its result can be pickled."""
-
-    def run(self, worker: Worker) -> ResultT_co:
-        """Do the work, count its bytes and rows by `worker`, and return the result."""
+Counters: TypeAlias = SharedCounters | Tally
+# A piece of work, which counts its bytes and rows as it does them. The task and its result can be pickled.
+Task: TypeAlias = Callable[[Counters], ResultT]
 
 
 def start_fork_server(has_schema: bool = False) -> None:
@@ -143,10 +108,10 @@ def peak_memory(pid: int | None = None) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit if pid is None else 0
 
 
-_worker = Worker(Tally(), Cache())  # this process as a worker: only the cache outlives a task
+_counters: list[SharedCounters] = []  # of this process if it is a worker
 
 
-def _start_worker(shared: Counters) -> None:
+def _start_worker(shared: SharedCounters) -> None:
     """Make this process a worker, which counts in `shared` and ends with its parent."""
 
     def end_with_parent() -> None:
@@ -156,7 +121,7 @@ def _start_worker(shared: Counters) -> None:
         wait([parent.sentinel])
         os._exit(1)  # in a thread, sys.exit would end the thread alone
 
-    _worker.counters = shared
+    _counters.append(shared)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts
     threading.Thread(target=end_with_parent, daemon=True).start()
 
@@ -174,27 +139,20 @@ class TaskResult(NamedTuple):
     num_rows: int = 0
 
 
-def _run_in_worker(task: WorkerTask[Any]) -> TaskResult:
+def _run_in_worker(task: Task[Any]) -> TaskResult:
     """Run a task in a process of this machine, which counts in shared memory."""
-    return TaskResult(task.run(_worker), str(os.getpid()), peak_memory())
+    return TaskResult(task(_counters[0]), str(os.getpid()), peak_memory())
 
 
-def _run_on_cluster(task: WorkerTask[Any]) -> TaskResult:
+def _run_on_cluster(task: Task[Any]) -> TaskResult:
     """Run a task in a worker of a cluster, whose host its errors name."""
     # A cluster's workers share no memory with the job, so each result brings its own counts.
     counters, host = Tally(), socket.gethostname()
     try:
-        value = task.run(Worker(counters, _worker.cache))
+        value = task(counters)
     except UserError as error:
         raise UserError(f"on {host}: {error}") from error
     return TaskResult(value, f"{host}:{os.getpid()}", peak_memory(), counters.bytes, counters.rows)
-
-
-def _clear_cache() -> None:
-    """Release what this process has loaded for tasks."""
-    _worker.cache.clear()
-    if (parquet := sys.modules.get(READERS)) is not None:  # not imported only for this
-        parquet.close_reader()
 
 
 class Executor(AbstractContextManager["Executor"]):
@@ -204,9 +162,8 @@ class Executor(AbstractContextManager["Executor"]):
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self.counters = Counters()
+        self.counters = SharedCounters()
         self.seconds: dict[str, float] = {}  # duration by stage
-        self._local_worker = Worker(self.counters, Cache())
         self._is_remote = False
         self._peaks: dict[str, int] = {}  # peak memory by process, while it runs
         self._peak = 0  # largest sum of peaks until the last release, whose processes are gone
@@ -230,12 +187,12 @@ class Executor(AbstractContextManager["Executor"]):
             yield
         self.seconds[name] = round(time.monotonic() - begin, 3)
 
-    def map(self, tasks: Iterable[WorkerTask[ResultT]]) -> Iterator[ResultT]:
+    def map(self, tasks: Iterable[Task[ResultT]]) -> Iterator[ResultT]:
         """Yield the results of all tasks in order. The first failure in this order is raised."""
         # A single worker needs no process of its own, whose start and memory this saves.
         if self.workers == 1 and not self._is_remote:
             for task in tasks:
-                yield task.run(self._local_worker)
+                yield task(self.counters)
             return
         if self._executor is None:  # at the first task, as a stage without any needs no process
             start_fork_server()
@@ -261,7 +218,6 @@ class Executor(AbstractContextManager["Executor"]):
         self._peak = self.peak_bytes
         self._shut_down()
         self._peaks.clear()
-        self._local_worker.cache.clear()
         # Memory that this process has freed would count beside that of the next stage.
         give_back_freed_memory()
         self.workers = workers or self.workers
@@ -336,8 +292,7 @@ class ClusterExecutor(Executor):
         self._client.close()
 
     def release(self, workers: int | None = None) -> None:
-        """Clear the workers' caches. The cluster decides the number of workers."""
-        self._client.run(_clear_cache)
+        """Do nothing: the cluster keeps its workers, and decides their number."""
 
     @property
     def peak_bytes(self) -> int:

@@ -445,7 +445,7 @@ class Tally:
         self._lock = threading.Lock()
         self.reset()
 
-    def add(self, num_bytes: int, num_rows: int) -> None:
+    def add(self, num_bytes: int, num_rows: int = 0) -> None:
         """Count work done; a negative count is work to do again."""
         with self._lock:
             self.bytes += num_bytes
@@ -462,7 +462,7 @@ class Progress:
     The body counts bytes of files on disk, and rows; other processes may do the counting. total_bytes: None if unknown.
     """
 
-    def __init__(self, stage: str, total_bytes: int | None, counters: "Counters | Tally") -> None:
+    def __init__(self, stage: str, total_bytes: int | None, counters: "Counters") -> None:
         self._stage = stage
         self._total = total_bytes
         self.counters = counters

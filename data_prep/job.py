@@ -23,13 +23,12 @@ import json
 import os
 import shutil
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -76,7 +75,7 @@ from data_prep.dataset.format import (
 from data_prep.dataset.kinds import ROWS, DatasetKind, SchemaProposer, kind_of_schema, split_directories
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY
 from data_prep.dataset.options import CRITEO, LabelKind, Schema, Table, to_json
-from data_prep.executor import Worker
+from data_prep.executor import Counters
 from data_prep.io import MAX_HELD_BYTES
 from data_prep.lookup import VOCABULARY_DIRECTORY
 from data_prep.parsing.formats import format_named
@@ -91,7 +90,7 @@ if TYPE_CHECKING:
 
 WORK_DIRECTORY = ".work"
 CHUNKS_DIRECTORY = "chunks"
-WORK_FORMAT = 9  # An unfinished job with another format is not resumed.
+WORK_FORMAT = 10  # An unfinished job with another format is not resumed.
 SPLIT_KEYS = "split.npy"
 SHARD_SUFFIXES = ("labels.npy", "dense.npy", "sparse.npy", "weights.npy", "values.npy", "offsets.npy")
 MIN_BLOCK_ROWS, MAX_BLOCK_ROWS, BLOCK_VALUES = 1 << 8, 1 << 15, 1 << 21  # see `Job.block_rows`
@@ -186,7 +185,6 @@ class ChunkRecord:
         dense_low, dense_high: range of each integer column if it is needed; a missing value counts as 0.
         negatives: numbers below 0 in each dense column of a user's own table.
         sparse_low, sparse_high: range of each single-value feature, for a user's own table.
-        unknown: number of each feature's values without an id of their own.
         forms: spellings (`Form`) of each sparse column of a user's own table.
         longest: length of the longest bag of each multi-hot feature of a user's own table.
         positive_rows: rows with each positive label that a user's own table names.
@@ -207,17 +205,10 @@ class ChunkRecord:
     negatives: list[int] = field(default_factory=list)
     sparse_low: list[int] = field(default_factory=list)
     sparse_high: list[int] = field(default_factory=list)
-    unknown: list[int] = field(default_factory=list)
     forms: list[int] = field(default_factory=list)
     longest: list[int] = field(default_factory=list)
     positive_rows: list[int] = field(default_factory=list)
     values_per_row: list[float] = field(default_factory=list)
-
-    @property
-    def encoded_bytes(self) -> int:
-        """Return the bytes of a parsed chunk that are still to be encoded."""
-        other_bytes = (digest.bytes for suffix, digest in self.files.items() if suffix in ("bags.npy", "integers.npy"))
-        return self.value_bytes + sum(other_bytes)
 
     @property
     def value_bytes(self) -> int:
@@ -251,53 +242,34 @@ def path_of(stem: Path, suffix: str) -> Path:
     return stem.with_name(f"{stem.name}.{suffix}")
 
 
-class LoggedTask(ABC, Generic[RecordT]):
+@dataclass(frozen=True)
+class LoggedTask(Generic[RecordT]):
     """A task that runs once, however often its job is stopped; see the task log above.
 
-    Class attributes:
-        stage: part of the record's name. record_type: dataclass of the record.
+    Attributes:
+        stage: part of the record's name.
+        stem: common prefix of the paths of the record and of the files that the task writes.
+        record_type: dataclass of the record.
+        size: bytes and rows to count as done if the task need not run.
+        do: writes the files, counts its work, and returns the record.
     """
 
-    stage: ClassVar[str]
-    record_type: ClassVar[type[Any]]
+    stage: str
+    stem: Path
+    record_type: type[RecordT]
+    size: tuple[int, int]
+    do: Callable[[Counters], RecordT]
 
-    @property
-    @abstractmethod
-    def stem(self) -> Path:
-        """Return the common prefix of the paths of the task's record and of the files that it writes."""
-
-    @property
-    @abstractmethod
-    def size(self) -> tuple[int, int]:
-        """Return the bytes and rows to count as done if the task need not run."""
-
-    @abstractmethod
-    def do(self, worker: Worker) -> RecordT:
-        """Do the work: write the files, and return the record that `run` logs."""
-
-    def run(self, worker: Worker) -> RecordT:
+    def __call__(self, counters: Counters) -> RecordT:
         """Return the task's record: the logged one if its files still match it, else that of running the task now."""
-        record: RecordT | None = load_record(self.stem, self.stage, self.record_type)
-        if record is not None:
-            worker.count(*self.size)
-            return record
-        self.stem.parent.mkdir(parents=True, exist_ok=True)
-        record = self.do(worker)
-        save_record(self.stem, self.stage, record)
+        record = load_record(self.stem, self.stage, self.record_type)
+        if record is None:
+            self.stem.parent.mkdir(parents=True, exist_ok=True)
+            record = self.do(counters)
+            save_record(self.stem, self.stage, record)
+        else:
+            counters.add(*self.size)
         return record
-
-
-@dataclass(frozen=True)
-class ChunkTask(LoggedTask[RecordT]):
-    """A logged task of a parsed chunk, beside whose files its own lie. `record` describes the chunk."""
-
-    job: Job
-    record: ChunkRecord
-
-    @property
-    def stem(self) -> Path:
-        """Return the common prefix of the paths of the chunk's files."""
-        return self.job.chunk_stem(self.record.source, self.record.chunk)
 
 
 LOCK_NAME = "lock"

@@ -13,9 +13,9 @@ They exist for a user's own table with a vocabulary that was prepared with data.
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -57,10 +57,10 @@ class LookupTable:
         """Return how many low bits of a 32-bit hash are dropped to get the number of its slot."""
         return np.uint32(33 - len(self.slots).bit_length())
 
-    def look_up(self, values: NDArray[np.uint32], ids: NDArray[np.int32]) -> int:
-        """Write the ids of `values` [rows] to `ids` [rows], unknown_id for values without one; return their number."""
+    def look_up(self, values: NDArray[np.uint32], ids: NDArray[np.int32]) -> None:
+        """Write the ids of `values` [rows] to `ids` [rows], unknown_id for values without one."""
         offset = np.int64(self.first_id - 1)  # a slot holds the value's number plus one
-        return int(lookup_column(self.slots, self.shift, offset, self.unknown_id, values, ids))
+        lookup_column(self.slots, self.shift, offset, self.unknown_id, values, ids)
 
 
 @dataclass(frozen=True)
@@ -72,18 +72,16 @@ class SortedTable:
     first_id: int = 1
     unknown_id: int = OUT_OF_VOCABULARY
 
-    def look_up(self, values: NDArray[np.uint64], ids: NDArray[np.int32]) -> int:
-        """Write the ids of `values` [rows] to `ids` [rows], unknown_id for values without one; return their number."""
+    def look_up(self, values: NDArray[np.uint64], ids: NDArray[np.int32]) -> None:
+        """Write the ids of `values` [rows] to `ids` [rows], unknown_id for values without one."""
         if not len(self.values):
             ids[:] = self.unknown_id
-            return len(ids)
+            return
         places = np.searchsorted(self.values, values)
         # A value beyond the last has no place; the comparison with the first one then finds it missing.
         places[places == len(self.values)] = 0
-        missing = self.values[places] != values
         ids[:] = self.numbers[places].astype(np.int64) + self.first_id
-        ids[missing] = self.unknown_id
-        return int(np.count_nonzero(missing))
+        ids[self.values[places] != values] = self.unknown_id
 
 
 ValueTable: TypeAlias = LookupTable | SortedTable
@@ -100,30 +98,15 @@ def build_table(values: NDArray[Any], first_id: int, unknown_id: int) -> ValueTa
     return SortedTable(values[order], order.astype(np.uint32), first_id, unknown_id)
 
 
-@dataclass(frozen=True)
-class CodeTable:
-    """Lookup table for the codes of a dictionary: each code's id, and a mask of codes without one of their own."""
-
-    ids: NDArray[np.int32]
-    missing: NDArray[np.bool_] | None
-
-    def look_up(self, codes: NDArray[np.unsignedinteger], ids: NDArray[np.int32]) -> int:
-        """Write the ids of `codes` [rows] and return the number of codes without an id of their own."""
-        take_ids(self.ids, codes, ids)
-        return 0 if self.missing is None else int(np.count_nonzero(self.missing[codes]))
-
-
-def build_code_table(table: ValueTable, dictionary: NDArray[Any] | None) -> ValueTable | CodeTable:
-    """Build the table of a column's codes by their values in the dictionary; without one, codes are values."""
+def look_up_codes(
+    table: ValueTable, dictionary: NDArray[Any] | None
+) -> Callable[[NDArray[np.unsignedinteger], NDArray[np.int32]], None]:
+    """Return the `look_up` of a column's codes by their values in the dictionary; without one, codes are values."""
     if dictionary is None:
-        return table
+        return table.look_up
     ids = np.empty(len(dictionary), np.int32)
-    # The table's id for unknown values may be an id that known values have, too, so NO_ID marks them.
-    if not replace(table, unknown_id=NO_ID).look_up(dictionary, ids):
-        return CodeTable(ids, None)
-    missing = ids == NO_ID
-    ids[missing] = table.unknown_id
-    return CodeTable(ids, missing)
+    table.look_up(dictionary, ids)
+    return partial(take_ids, ids)
 
 
 @jit
@@ -158,10 +141,9 @@ def lookup_column(
     unknown_id: int,
     values: NDArray[np.uint32],
     ids: NDArray[np.int32],
-) -> int:
-    """Write offset + the number in values[i]'s slot, or unknown_id, to ids[i]; return the number of unknown values."""
+) -> None:
+    """Write offset + the number in values[i]'s slot, or unknown_id, to ids[i]."""
     mask = np.uint32(len(slots) - 1)
-    unknown = 0
     for i in range(len(values)):
         value = values[i]
         slot = np.uint32(value * HASH_MULTIPLIER) >> shift
@@ -169,13 +151,11 @@ def lookup_column(
             entry = slots[slot]
             if entry == EMPTY_SLOT:
                 ids[i] = unknown_id
-                unknown += 1
                 break
             if np.uint32(entry >> np.uint64(32)) == value:
                 ids[i] = offset + np.int64(entry & np.uint64(0xFFFFFFFF))
                 break
             slot = (slot + np.uint32(1)) & mask
-    return unknown
 
 
 def vocabulary_path(root: Path, feature: str) -> Path:
@@ -194,8 +174,14 @@ def write_tables(root: Path, features: tuple[str, ...]) -> None:
             slots_or_values[:], numbers[:] = values[order], order
 
 
-def map_tables(root: Path, features: tuple[str, ...], first_id: int, unknown_id: int) -> list[ValueTable]:
-    """Map the tables of `write_tables`: processes share their pages, which the system may drop and read again."""
+@lru_cache(maxsize=1)  # each process maps its job's tables once
+def map_tables(
+    root: Path, features: tuple[str, ...], digests: tuple[str, ...], first_id: int, unknown_id: int
+) -> list[ValueTable]:
+    """Map the tables of `write_tables`: processes share their pages, which the system may drop and read again.
+
+    digests: of the vocabularies, since a cluster's worker may outlive a job and meet another one at the same path.
+    """
     # Mode "c" makes arrays writable, as those in memory are, so that no kernel is compiled twice.
     return [
         LookupTable(slots_or_values, first_id, unknown_id)

@@ -7,6 +7,7 @@ command resumes a killed job. The result depends only on the sources and the par
 
 import sys
 import time
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +33,14 @@ from data_prep.dataset.kinds import data_checks, misleading_sentences
 from data_prep.dataset.options import CRITEO, to_json
 from data_prep.executor import Executor, open_executor, peak_memory, start_fork_server
 from data_prep.job import Job, keep_or_discard_work
-from data_prep.lookup import column_transforms, write_tables
+from data_prep.lookup import column_transforms, map_tables, write_tables
 from data_prep.sources.discover import GIVEN, given_md5s, missing_days
 from data_prep.sources.download import SOURCE_MD5, note_times, source_sums
 from data_prep.stages import finish
 from data_prep.stages.fit import dense_ranges, fit_dense, fit_vocabularies, fitted_records, kept_values
 from data_prep.stages.parse import compare_md5s, compile_kernels, parse_sources, parse_tasks
 from data_prep.stages.place import order_in_background, rows_by_source, split_sizes
-from data_prep.stages.write import (
-    EncodeTask,
-    cut_to_shards,
-    encode_chunks,
-    moves_to_dataset,
-    row_layout,
-    shuffle_to_shards,
-    write_generated,
-)
+from data_prep.stages.write import ParsedChunk, make_shards, moves_to_dataset, row_layout, write_generated
 
 
 def preprocess(data: DataConfig) -> Manifest:
@@ -174,24 +167,22 @@ def run_stages(data: DataConfig, job: Job) -> finish.Result:
         executor.release()
         _order_and_fit(data, job, result, executor)
 
-        # Values to ids. Rows that travel to another shard get theirs on the way, unless a feature has bags.
+        # Values to ids, on the way to the rows' places in shards.
         values = {name: count for name, count in result.num_values.items() if count is not None}
         executor.release(jobs.workers_to_encode(data, job, workers, values))
         write_tables(job.work, tuple(values))
         sums = tuple(result.vocabularies[name].files["npy"].sha256 for name in values)
         result.ranges, features = dense_ranges(job, records), tuple(result.num_values)
         ranges = result.ranges * len(job.sources) if len(result.ranges) == 1 else result.ranges  # of all, or of each
-        transforms = tuple(column_transforms(job.table, result.fits))
+        transforms, ends = tuple(column_transforms(job.table, result.fits)), accumulate(each.rows for each in records)
         chunks = [
-            EncodeTask(job, record, features, sums, ranges[record.source] if ranges else None, transforms)
-            for record in records
+            ParsedChunk(
+                job, record, end - record.rows, features, sums, ranges[record.source] if ranges else None, transforms
+            )
+            for record, end in zip(records, ends, strict=True)
         ]
-        chunks = encode_chunks(job, chunks, executor)
-        result.records = [chunk.record for chunk in chunks]
-
-        # Chunks to shards: rows that are reordered travel to theirs; otherwise chunks are cut where a split ends.
-        make_shards = shuffle_to_shards if job.rules.is_arranged else cut_to_shards
         result.built = make_shards(job, chunks, result.rows, row_layout(job, result.num_values), executor)
+        map_tables.cache_clear()  # or this process would keep the file of the tables, and its room on the disk
         result.peak_bytes, result.seconds = executor.peak_bytes, executor.seconds
     return result
 

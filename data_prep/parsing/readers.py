@@ -343,11 +343,6 @@ class _GroupReader:
 _unfinished: dict[Any, _GroupReader] = {}  # the last reader, until a thread takes it for the next chunk
 
 
-def close_reader() -> None:
-    """Close the file that this process keeps open between two chunks of the same row groups, if there is one."""
-    _unfinished.clear()
-
-
 def _locate(path: str, metadata: Any, first: int, index: int) -> str:
     """Return the place of a row for an error: file, row group and row.
 

@@ -13,10 +13,9 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import accumulate
 from math import isqrt
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +24,11 @@ from common.documents import Json
 from common.errors import UserError
 from common.files import FileDigest, digest_file
 from data_prep.codec.values import FITS
+from data_prep.config import Rules
 from data_prep.dataset.options import DenseTransform, VocabularyOrder
-from data_prep.executor import Executor, Worker
+from data_prep.executor import Counters, Executor
 from data_prep.io import FileRange, FileWriter, open_array, read_ranges, write_array
-from data_prep.job import VALUE_BYTES, ChunkRecord, ChunkTask, Job, LoggedTask, path_of
+from data_prep.job import VALUE_BYTES, ChunkRecord, Job, LoggedTask, path_of
 from data_prep.lookup import TEXT_KINDS, DenseRange, join_ranges, vocabulary_path
 from data_prep.stages.columns import DICTIONARIES, StoredDictionary, read_column, write_code_counts
 from data_prep.stages.place import rows_below
@@ -125,45 +125,22 @@ class StoredRun:
         return Run(*columns)
 
 
-@dataclass(frozen=True)
-class CountTask(ChunkTask[ChunkRecord]):
-    """Counts the values of a chunk's rows at positions below `limit`; the chunk begins with row `begin`.
+def count_chunk(job: Job, record: ChunkRecord, begin: int, limit: int, counters: Counters) -> ChunkRecord:
+    """Count the values of a chunk's rows at positions below `limit`; the chunk begins with row `begin`.
 
-    The record holds the number of these rows and of the distinct values.
+    Return a record with the number of these rows and of the distinct values, and the file of each feature's counts.
     """
-
-    stage: ClassVar[str] = "counted"
-    record_type: ClassVar[type[ChunkRecord]] = ChunkRecord
-
-    begin: int
-    limit: int
-
-    @property
-    def is_done(self) -> bool:
-        """Return whether parsing counted the values, and all rows count."""
-        return self.job.rules.counts_while_parsing and self.begin + self.record.rows <= self.limit
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Return the bytes of the chunk's values to count, and its rows."""
-        return self.record.value_bytes, self.record.rows
-
-    def do(self, worker: Worker) -> ChunkRecord:
-        """Count the values of the rows that count, and write each feature's counts."""
-        job, record = self.job, self.record
-        rows = rows_below(job, record, self.begin, self.limit)
-        counted = ChunkRecord(record.source, record.chunk, len(rows), 0, {}, text_bytes=record.text_bytes)
-        if job.table is not None:
-            # The codes of the parsed dictionary are counted, so a value that no counted row has stays, with count 0.
-            counted.distinct = record.distinct
-            counted.files[FITTED_COUNTS] = write_code_counts(job, record, FITTED_COUNTS, rows)
-        else:
-            chunk, read_feature = (record.source, record.chunk), partial(read_column, job, record)
-            counted.distinct, counted.files[FITTED_COUNTS], _ = write_counts(
-                job, chunk, FITTED_COUNTS, read_feature, rows
-            )
-        worker.count(*self.size)
-        return counted
+    rows = rows_below(job, record, begin, limit)
+    counted = ChunkRecord(record.source, record.chunk, len(rows), 0, {}, text_bytes=record.text_bytes)
+    if job.table is not None:
+        # The codes of the parsed dictionary are counted, so a value that no counted row has stays, with count 0.
+        counted.distinct = record.distinct
+        counted.files[FITTED_COUNTS] = write_code_counts(job, record, FITTED_COUNTS, rows)
+    else:
+        chunk, read_feature = (record.source, record.chunk), partial(read_column, job, record)
+        counted.distinct, counted.files[FITTED_COUNTS], _ = write_counts(job, chunk, FITTED_COUNTS, read_feature, rows)
+    counters.add(record.value_bytes, record.rows)
+    return counted
 
 
 @dataclass
@@ -179,69 +156,53 @@ class VocabularyRecord:
         return {"values": self.values, **asdict(self.files["npy"]), **({"texts": texts} if texts else {})}
 
 
-@dataclass(frozen=True)
-class FitTask(LoggedTask[VocabularyRecord]):
-    """Merges and ranks one feature's values.
+def fit_feature(
+    job: Job, feature: int, counts: Sequence[ChunkCounts], max_bytes: int, counters: Counters
+) -> VocabularyRecord:
+    """Merge and rank a feature's values; write its vocabulary, and texts if kept, in the order of their ids.
 
     max_bytes: memory for the value counts, and as much again for merging and ranking.
     """
+    name, threshold = job.schema.sparse[feature], job.rules.frequency_threshold
+    path = vocabulary_path(job.work, name)
+    scratch, begins = job.work / "fit" / name, [chunk.begin for chunk in counts]
+    if job.table is None:
+        ranges = [chunk.range(job, feature) for chunk in counts]
+        # Runs that fit the memory are read whole, others in parts.
+        runs: list[Run | StoredRun] = [StoredRun(part) for part in ranges]
+        if sum(part.page_bytes for part in ranges) <= max_bytes:
+            runs = [Run(*content.view(np.uint32).reshape(len(Run._fields), -1)) for content in read_ranges(ranges)]
+        values = _rank(job.rules, merge_in_parts(runs, max_bytes, begins, threshold), path, scratch)
+        # Ranking writes out of order, so the checksum takes a pass of its own.
+        files = {"npy": digest_file(path)}
+    else:
+        dictionaries = [StoredDictionary(job, chunk.record, feature, chunk.suffix) for chunk in counts]
+        numbered = NumberedValues(scratch / "numbered", job.keeps_texts)
+        runs_of_numbers = numbered.runs(merge_dictionaries(name, dictionaries, max_bytes, begins, threshold))
+        values = _rank(job.rules, runs_of_numbers, scratch / "order.npy", scratch)
+        suffixes = ["npy", *(f"{kind}.npy" for kind in TEXT_KINDS if job.keeps_texts)]
+        paths = [path_of(path.with_suffix(""), suffix) for suffix in suffixes]
+        digests = write_ranked(numbered, scratch / "order.npy", paths, scratch, max_bytes)
+        files = dict(zip(suffixes, digests, strict=True))
+    shutil.rmtree(scratch, ignore_errors=True)  # exists if there were several parts
+    counters.add(_counted_bytes(counts, feature))
+    return VocabularyRecord(values, files)
 
-    stage: ClassVar[str] = "fitted"
-    record_type: ClassVar[type[VocabularyRecord]] = VocabularyRecord
 
-    job: Job
-    feature: int
-    counts: tuple[ChunkCounts, ...]
-    max_bytes: int
+def _counted_bytes(counts: Sequence[ChunkCounts], feature: int) -> int:
+    """Return the bytes of a feature's counts in all chunks."""
+    return ENTRY_BYTES * sum(chunk.record.distinct[feature] for chunk in counts)
 
-    @property
-    def stem(self) -> Path:
-        """Return the path of the feature's vocabulary in the work, without a suffix."""
-        return vocabulary_path(self.job.work, self.job.schema.sparse[self.feature]).with_suffix("")
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """Return the bytes of the feature's counts in all chunks, and 0 rows."""
-        return ENTRY_BYTES * sum(chunk.record.distinct[self.feature] for chunk in self.counts), 0
-
-    def do(self, worker: Worker) -> VocabularyRecord:
-        """Write the feature's vocabulary: its values, and texts if kept, in the order of their ids."""
-        job, threshold, max_bytes = self.job, self.job.rules.frequency_threshold, self.max_bytes
-        scratch, begins = job.work / "fit" / self.stem.name, [chunk.begin for chunk in self.counts]
-        path = path_of(self.stem, "npy")
-        if job.table is None:
-            ranges = [chunk.range(job, self.feature) for chunk in self.counts]
-            # Runs that fit the memory are read whole, others in parts.
-            runs: list[Run | StoredRun] = [StoredRun(part) for part in ranges]
-            if sum(part.page_bytes for part in ranges) <= max_bytes:
-                runs = [Run(*content.view(np.uint32).reshape(len(Run._fields), -1)) for content in read_ranges(ranges)]
-            values = self._rank(merge_in_parts(runs, max_bytes, begins, threshold), path, scratch)
-            # Ranking writes out of order, so the checksum takes a pass of its own.
-            files = {"npy": digest_file(path)}
-        else:
-            dictionaries = [StoredDictionary(job, chunk.record, self.feature, chunk.suffix) for chunk in self.counts]
-            name = job.schema.sparse[self.feature]
-            numbered = NumberedValues(scratch / "numbered", job.keeps_texts)
-            runs_of_numbers = numbered.runs(merge_dictionaries(name, dictionaries, max_bytes, begins, threshold))
-            values = self._rank(runs_of_numbers, scratch / "order.npy", scratch)
-            suffixes = ["npy", *(f"{kind}.npy" for kind in TEXT_KINDS if job.keeps_texts)]
-            paths = [path_of(self.stem, suffix) for suffix in suffixes]
-            digests = write_ranked(numbered, scratch / "order.npy", paths, scratch, max_bytes)
-            files = dict(zip(suffixes, digests, strict=True))
-        shutil.rmtree(scratch, ignore_errors=True)  # exists if there were several parts
-        worker.count(*self.size)
-        return VocabularyRecord(values, files)
-
-    def _rank(self, runs: Iterator[Run], path: Path, scratch: Path) -> int:
-        """Write the values of merged runs in the order of their ids; return the number of values with an id."""
-        rules = self.job.rules
-        parts = spill_parts(runs, scratch / "all")
-        # If ids wrap, all values have one. Otherwise the cap leaves room for the ids before the first.
-        cap = None if rules.wraps or rules.max_ind_range is None else max(0, rules.max_ind_range - rules.first_id)
-        if cap is not None and sum(len(part.values) for part in parts) > cap:
-            parts = spill_parts(most_frequent(parts, cap), scratch / "kept")
-        assert rules.order is not None
-        return rank_values(parts, path, rules.order)
+def _rank(rules: Rules, runs: Iterator[Run], path: Path, scratch: Path) -> int:
+    """Write the values of merged runs in the order of their ids; return the number of values with an id."""
+    parts = spill_parts(runs, scratch / "all")
+    # If ids wrap, all values have one. Otherwise the cap leaves room for the ids before the first.
+    cap = None if rules.wraps or rules.max_ind_range is None else max(0, rules.max_ind_range - rules.first_id)
+    if cap is not None and sum(len(part.values) for part in parts) > cap:
+        parts = spill_parts(most_frequent(parts, cap), scratch / "kept")
+    assert rules.order is not None
+    return rank_values(parts, path, rules.order)
 
 
 def fit_vocabularies(
@@ -251,20 +212,29 @@ def fit_vocabularies(
 
     Return each feature's record, by name.
 
-    records: all chunks, in row order. max_bytes: see `FitTask`.
+    records: all chunks, in row order. max_bytes: see `fit_feature`.
     """
-    begins = [0, *accumulate(record.rows for record in records)]  # and the end of all rows, which begins no chunk
-    tasks = [CountTask(job, record, begin, limit) for record, begin in zip(records, begins, strict=False)]
-    parsed = PARSED_COUNTS if job.table is None else DICTIONARIES
-    counts = [ChunkCounts(task.record, parsed, task.begin) for task in tasks if task.is_done]
-    # Positions tell which rows count where rows are reordered, so no chunk can be left out beforehand there.
-    tasks = [task for task in tasks if not task.is_done and (job.rules.is_arranged or task.begin < limit)]
-    with executor.stage("count", sum(task.record.value_bytes for task in tasks)):
-        for task, record in zip(tasks, executor.map(tasks), strict=True):
-            counts.append(ChunkCounts(record, FITTED_COUNTS, task.begin))
+    counts, tasks, begins, begin = list[ChunkCounts](), list[LoggedTask[ChunkRecord]](), list[int](), 0
+    for record in records:
+        if job.rules.counts_while_parsing and begin + record.rows <= limit:
+            counts.append(ChunkCounts(record, PARSED_COUNTS if job.table is None else DICTIONARIES, begin))
+        # Positions tell which rows count where rows are reordered, so no chunk can be left out beforehand there.
+        elif job.rules.is_arranged or begin < limit:
+            size, count = (record.value_bytes, record.rows), partial(count_chunk, job, record, begin, limit)
+            stem = job.chunk_stem(record.source, record.chunk)
+            tasks.append(LoggedTask("counted", stem, ChunkRecord, size, count))
+            begins.append(begin)
+        begin += record.rows
+    with executor.stage("count", sum(task.size[0] for task in tasks)):
+        counted = zip(executor.map(tasks), begins, strict=True)
+        counts += [ChunkCounts(record, FITTED_COUNTS, begin) for record, begin in counted]
     counts = [chunk for chunk in counts if chunk.record.rows]
     with executor.stage("vocabulary", sum(chunk.record.files[chunk.suffix].bytes for chunk in counts)):
-        fits = [FitTask(job, feature, tuple(counts), max_bytes) for feature in range(len(job.schema.sparse))]
+        fits = []
+        for feature, name in enumerate(job.schema.sparse):
+            stem, size = vocabulary_path(job.work, name).with_suffix(""), (_counted_bytes(counts, feature), 0)
+            fit = partial(fit_feature, job, feature, counts, max_bytes)
+            fits.append(LoggedTask("fitted", stem, VocabularyRecord, size, fit))
         return dict(zip(job.schema.sparse, executor.map(fits), strict=True))
 
 
@@ -320,42 +290,32 @@ class DenseRecord:
     squares: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class DenseTask(ChunkTask[DenseRecord]):
-    """Computes the statistics of a chunk's rows at positions below `limit`; the chunk begins with row `begin`."""
+def describe_dense(
+    job: Job, record: ChunkRecord, begin: int, limit: int, fitted: Sequence[tuple[int, str]], counters: Counters
+) -> DenseRecord:
+    """Return the statistics of a chunk's rows at positions below `limit`; the chunk begins with row `begin`.
 
-    stage: ClassVar[str] = "dense"
-    record_type: ClassVar[type[DenseRecord]] = DenseRecord
-
-    begin: int
-    limit: int
-    fitted: tuple[tuple[int, str], ...]  # the place and the transform of each column with a fit
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Return the bytes of the chunk's untransformed numbers, and its rows."""
-        return self.record.files["integers.npy"].bytes, self.record.rows
-
-    def do(self, worker: Worker) -> DenseRecord:
-        """Return range and exact sums of each fitted column, by its transform; write sorted values for quantiles."""
-        dense = open_array(path_of(self.stem, "integers.npy"))
-        dense = dense[rows_below(self.job, self.record, self.begin, self.limit)]
-        result, sorted_columns = DenseRecord(len(dense)), []
-        for index, name in self.fitted:
-            values = dense[:, index] + 0.0  # a copy, in which -0 is 0
-            result.low.append(float(values.min(initial=np.inf)))
-            result.high.append(float(values.max(initial=-np.inf)))
-            if name == "standard":
-                total, square = exact_sums(values)
-                result.sums.append(hex(total))
-                result.squares.append(hex(square))
-            elif name == "quantile":
-                sorted_columns.append(np.sort(values))
-        if sorted_columns:
-            path = path_of(self.stem, SORTED)
-            result.files[SORTED] = write_array(path, np.stack(sorted_columns), self.job.checksum(SORTED))
-        worker.count(*self.size)
-        return result
+    They are range and exact sums of each fitted column, by its transform; for quantiles, sorted values are written.
+    fitted: index and transform of each column with a fit.
+    """
+    stem = job.chunk_stem(record.source, record.chunk)
+    dense = open_array(path_of(stem, "integers.npy"))
+    dense = dense[rows_below(job, record, begin, limit)]
+    result, sorted_columns = DenseRecord(len(dense)), []
+    for index, name in fitted:
+        values = dense[:, index] + 0.0  # a copy, in which -0 is 0
+        result.low.append(float(values.min(initial=np.inf)))
+        result.high.append(float(values.max(initial=-np.inf)))
+        if name == "standard":
+            total, square = exact_sums(values)
+            result.sums.append(hex(total))
+            result.squares.append(hex(square))
+        elif name == "quantile":
+            sorted_columns.append(np.sort(values))
+    if sorted_columns:
+        result.files[SORTED] = write_array(path_of(stem, SORTED), np.stack(sorted_columns), job.checksum(SORTED))
+    counters.add(record.files["integers.npy"].bytes, record.rows)
+    return result
 
 
 def fit_dense(job: Job, records: Sequence[ChunkRecord], limit: int, executor: Executor) -> dict[str, list[float]]:
@@ -367,12 +327,13 @@ def fit_dense(job: Job, records: Sequence[ChunkRecord], limit: int, executor: Ex
     fitted = tuple((index, name) for index, name in job.table.indexed_transforms if name in FITS)
     if not fitted:
         return {}
-    begins = [0, *accumulate(record.rows for record in records)]  # and the end of all rows, which begins no chunk
-    tasks = [
-        DenseTask(job, record, begin, limit, fitted)
-        for record, begin in zip(records, begins, strict=False)
-        if record.rows and (job.rules.is_arranged or begin < limit)
-    ]
+    tasks, begin = list[LoggedTask[DenseRecord]](), 0
+    for record in records:
+        if record.rows and (job.rules.is_arranged or begin < limit):
+            size, stem = (record.files["integers.npy"].bytes, record.rows), job.chunk_stem(record.source, record.chunk)
+            describe = partial(describe_dense, job, record, begin, limit, fitted)
+            tasks.append(LoggedTask("dense", stem, DenseRecord, size, describe))
+        begin += record.rows
     with executor.stage("fit numbers", sum(task.size[0] for task in tasks)):
         results = list(executor.map(tasks))
     filled = [(task, result) for task, result in zip(tasks, results, strict=True) if result.rows]

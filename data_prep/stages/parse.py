@@ -20,7 +20,7 @@ from common.files import FileDigest, digest_file
 from data_prep.codec.values import Form, RawRows, TableBlock
 from data_prep.dataset.format import WEIGHTS
 from data_prep.dataset.options import Table
-from data_prep.executor import Executor, Worker
+from data_prep.executor import Counters, Executor, Task
 from data_prep.io import BLOCK_BYTES, ArrayWriter
 from data_prep.job import SPLIT_KEYS, ChunkRecord, Job, load_record, save_record
 from data_prep.lookup import (
@@ -50,23 +50,16 @@ HELD_OUT_SPLITS = ("val", "test")  # splits of files given for each split
 Reading: TypeAlias = tuple[list[ChunkRecord], FileDigest | None]
 
 
-@dataclass(frozen=True)
-class DigestTask:
-    """Computes the checksum of a raw file: SHA-256, for which only the manifest waits, or MD5 before parsing.
+def digest_source(source: Source, counters: Counters, is_md5: bool = False) -> Reading:
+    """Return the checksum of a raw file without chunks: SHA-256, for which only the manifest waits, or MD5.
 
-    The digest has either sum in its field `sha256`.
+    is_md5: whether the digest has an MD5 in its field `sha256`, as published sums of given splits are.
     """
-
-    source: Source
-    is_md5: bool = False  # as published sums of given splits are
-
-    def run(self, worker: Worker) -> Reading:
-        """Read the whole file; return its digest, without chunks."""
-        path = Path(self.source.path)
-        digest = digest_file(path, partial(hashlib.md5, usedforsecurity=False)) if self.is_md5 else digest_file(path)
-        # The stage of a SHA-256 counts the same bytes as they are parsed. Counting none still raises Stopped.
-        worker.count(self.source.bytes if self.is_md5 else 0)
-        return [], digest
+    path = Path(source.path)
+    digest = digest_file(path, partial(hashlib.md5, usedforsecurity=False)) if is_md5 else digest_file(path)
+    # The stage of a SHA-256 counts the same bytes as they are parsed. Counting none still raises Stopped.
+    counters.add(source.bytes if is_md5 else 0)
+    return [], digest
 
 
 @dataclass(frozen=True)
@@ -83,13 +76,13 @@ class ParseTask:
     place: Chunk | None = None
     forms: tuple[Form, ...] | None = None
 
-    def run(self, worker: Worker) -> Reading:
+    def __call__(self, counters: Counters) -> Reading:
         """Return the chunks' records, and a whole source's digest; chunks that are not done yet are parsed now."""
         if self.chunk is not None:
-            return [_parse_chunk(self, self.chunk, worker)], None
+            return [_parse_chunk(self, self.chunk, counters)], None
         stream = SourceStream(self.job.sources[self.source])
         with LineBlocks(self.job.sources[self.source], reader=stream) as lines:
-            return _parse_stream(self, lines, worker), stream.digest()
+            return _parse_stream(self, lines, counters), stream.digest()
 
 
 def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
@@ -113,40 +106,40 @@ def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
     return tasks
 
 
-def reading_tasks(job: Job, whole: bool, forms: tuple[Form, ...] | None = None) -> list[ParseTask | DigestTask]:
+def reading_tasks(job: Job, whole: bool, forms: tuple[Form, ...] | None = None) -> list[Task[Reading]]:
     """Plan the reading of sources, whole or in chunks; a chunked source gets another task for its checksum.
 
     forms: spellings of train's values, to read the files given for val and test; None: to read all other files.
     """
-    tasks: list[ParseTask | DigestTask] = []
+    tasks: list[Task[Reading]] = []
     for task in parse_tasks(job, whole):
         source = job.sources[task.source]
         if (source.split in HELD_OUT_SPLITS) == (forms is None):
             continue
         # A source in chunks is never read whole by one task, so its checksum is a task of its own.
         if task.chunk == 0:
-            tasks.append(DigestTask(source))
+            tasks.append(partial(digest_source, source))
         tasks.append(replace(task, forms=forms))
     return tasks
 
 
-def _parse_chunk(task: ParseTask, chunk: int, worker: Worker) -> ChunkRecord:
+def _parse_chunk(task: ParseTask, chunk: int, counters: Counters) -> ChunkRecord:
     """Return the record of one chunk: the logged one if its files still match it, else that of parsing it now."""
     job, index, place = task.job, task.source, task.place
     source = job.sources[index]
     record = load_record(job.chunk_stem(index, chunk), PARSED, ChunkRecord)
     assert place is not None
     if record is not None:
-        worker.count(place.bytes_of(source), record.rows)
+        counters.add(place.bytes_of(source), record.rows)
         return record
     if job.table is not None:
         batches = format_named(job.table.format).batches(source, place, *_columns_and_layout(job, job.table, source))
-        return _parse_batches(task, job.table, chunk, batches, worker).finish()
+        return _parse_batches(task, job.table, chunk, batches, counters).finish()
     with LineBlocks(source, place.start) as lines:
-        return _parse_lines(task, chunk, lines, worker).finish()
+        return _parse_lines(task, chunk, lines, counters).finish()
 
 
-def _parse_stream(task: ParseTask, lines: LineBlocks, worker: Worker) -> list[ChunkRecord]:
+def _parse_stream(task: ParseTask, lines: LineBlocks, counters: Counters) -> list[ChunkRecord]:
     """Parse all chunks of a source from its start; finish one chunk while the next is parsed."""
     job, source = task.job, task.source
     records: list[ChunkRecord] = []
@@ -155,7 +148,7 @@ def _parse_stream(task: ParseTask, lines: LineBlocks, worker: Worker) -> list[Ch
         while not lines.exhausted:
             chunk = len(records) + len(unfinished)
             record = load_record(job.chunk_stem(source, chunk), PARSED, ChunkRecord)
-            parsed = _parse_lines(task, chunk, lines, worker) if record is None else None
+            parsed = _parse_lines(task, chunk, lines, counters) if record is None else None
             try:
                 records += [future.result() for future in unfinished]
             except BaseException:
@@ -166,20 +159,20 @@ def _parse_stream(task: ParseTask, lines: LineBlocks, worker: Worker) -> list[Ch
             # The lines of a finished chunk are read again, as the next chunk begins where they end.
             if record is not None:
                 for _ in lines.read_until((chunk + 1) * job.chunk_bytes):
-                    worker.count(lines.advance())
-                worker.count(0, record.rows)
+                    counters.add(lines.advance())
+                counters.add(0, record.rows)
                 records.append(record)
         return records + [future.result() for future in unfinished]
 
 
-def _parse_lines(task: ParseTask, chunk: int, lines: LineBlocks, worker: Worker) -> "ChunkWriter":
+def _parse_lines(task: ParseTask, chunk: int, lines: LineBlocks, counters: Counters) -> "ChunkWriter":
     """Parse the lines of one chunk, from where `lines` stands; the caller finishes its files."""
     job, source, stop = task.job, task.job.sources[task.source], (chunk + 1) * task.job.chunk_bytes
     if job.table is not None:
         form = format_named(job.table.format)
         assert isinstance(form, LineFormat)
         batches = form.batches_of(source, lines, stop, *_columns_and_layout(job, job.table, source))
-        return _parse_batches(task, job.table, chunk, batches, worker)
+        return _parse_batches(task, job.table, chunk, batches, counters)
     buffer = empty_block(max_rows(BLOCK_BYTES, job.schema) + 1, job.schema)
     with ChunkWriter(job, task.source, chunk) as files:
         for block in lines.read_until(stop):
@@ -191,7 +184,7 @@ def _parse_lines(task: ParseTask, chunk: int, lines: LineBlocks, worker: Worker)
                 row = count_lines_before(source, block.offset + position - block.start) + 1
                 raise UserError(diagnose_row(line, source.path, row, job.schema, is_last))
             files.append(Block(buffer.labels[:rows], buffer.dense[:rows], buffer.sparse[:rows]))
-            worker.count(lines.advance(), rows)
+            counters.add(lines.advance(), rows)
     return files
 
 
@@ -204,7 +197,7 @@ def _columns_and_layout(job: Job, table: Table, source: Source) -> tuple[list[st
 
 
 def _parse_batches(
-    task: ParseTask, table: Table, chunk: int, batches: Iterable[tuple[RawRows, int]], worker: Worker
+    task: ParseTask, table: Table, chunk: int, batches: Iterable[tuple[RawRows, int]], counters: Counters
 ) -> "ChunkWriter":
     """Convert the rows of one chunk of a user's table; the caller finishes its files."""
     from data_prep.parsing.labels import convert_rows  # imports pyarrow, which Criteo's rows do not need
@@ -215,7 +208,7 @@ def _parse_batches(
         for batch, num_bytes in batches:
             files.append(convert_rows(batch, table, limits=limits, forms=forms))
             files.append_split_keys(batch)
-            worker.count(num_bytes, batch.rows)
+            counters.add(num_bytes, batch.rows)
     return files
 
 
@@ -329,7 +322,6 @@ class ChunkWriter(AbstractContextManager["ChunkWriter"]):
             record.negatives = self._negatives.tolist()
         if job.rules.order is None:
             record.values_per_row = record.values_per_row or self._values_per_row
-            record.unknown = [0] * len(job.schema.sparse)
         # The record vouches for the files, so they are on disk before it.
         for suffix, file in self._files.items():
             record.files[suffix] = file.close()
@@ -366,7 +358,7 @@ def refuse_same_rows(sources: Sequence[Source], chunks: Iterable[tuple[int, int,
 def compare_md5s(job: Job, checksums: object, executor: Executor) -> list[str]:
     """Return the MD5 of each source; refuse sums other than the given ones (data.checksums), and equal files."""
     with executor.stage("checksum", sum(source.bytes for source in job.sources)):
-        readings = executor.map(DigestTask(source, is_md5=True) for source in job.sources)
+        readings = executor.map(partial(digest_source, source, is_md5=True) for source in job.sources)
         md5s = [digest.sha256 for _, digest in readings if digest is not None]
     GIVEN.refuse_other((source.path for source in job.sources), given_md5s(checksums, job.sources), md5s)
     refuse_same(job.sources, md5s)

@@ -1,9 +1,9 @@
-"""Columns to rows in shards: encoded, scattered and gathered where they move, cut where they do not.
+"""Columns to rows in shards: encoded, and at their positions, whether they move or not.
 
-Encodings that depend on no other rows run block by block during parsing: `encode_hash`. The others wait until the
-vocabularies are fitted; then `EncodeTask` writes the chunks. If rows are reordered, scatter and gather take rows from
-`encoded_blocks` instead, which saves writing and reading all of them once more. A position is a row's index in the new
-order, in which train's rows come first, then val's, then test's (data_prep/stages/place.py).
+A position is a row's index in the dataset, in which train's rows come first, then val's, then test's
+(data_prep/stages/place.py). A shard is a range of positions. It gathers the rows of chunks that keep their order from
+the chunks' own files, and encodes them on the way. Chunks whose rows are reordered are encoded and scattered before:
+their rows are written in the order of their positions, so a shard reads one range of each.
 
 Memory is bounded for any number of rows, and any number of processes can share the work. Rows travel packed: a
 feature's ids take no more bytes than its largest id needs.
@@ -16,13 +16,14 @@ import operator
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +45,7 @@ from data_prep.dataset.format import (
     write_shard,
 )
 from data_prep.dataset.options import Schema
-from data_prep.executor import Executor, Worker
+from data_prep.executor import Counters, Executor
 from data_prep.io import ArrayWriter, open_array, read_ranges, read_rows, rows_range, write_array
 from data_prep.job import (
     SHARD_SUFFIXES,
@@ -52,7 +53,6 @@ from data_prep.job import (
     SHUFFLED_VALUE_BYTES,
     VALUE_BYTES,
     ChunkRecord,
-    ChunkTask,
     Job,
     LoggedTask,
     claim_work,
@@ -63,8 +63,7 @@ from data_prep.job import (
 )
 from data_prep.lookup import (
     DenseRange,
-    ValueTable,
-    build_code_table,
+    look_up_codes,
     map_tables,
     text_path,
     torchrec_ids,
@@ -75,143 +74,96 @@ from data_prep.stages.columns import chunk_bags, column_blocks, read_dictionary,
 from data_prep.stages.place import LEFT_OUT, Positions, chunk_positions, kept_position
 from data_prep.synthetic import PROBABILITY_STEPS, bayes_scores, row_settings, truth_path
 
-VALUES_IN_MEMORY = 1 << 20  # values of bags in memory at once
-
 
 @dataclass(frozen=True)
-class EncodeTask(ChunkTask[ChunkRecord]):
-    """Completes the encoding of a parsed chunk: ids, and integers that needed statistics.
+class ParsedChunk:
+    """A parsed chunk, with what makes a shard's rows of its columns.
 
-    features: features to keep. digests: checksums of their vocabularies in `job.work`. dense_range: range of the
-    integers, if their transform needs it. column_transforms: transforms of single dense columns.
+    Attributes:
+        begin: its first row in the dataset.
+        features: features to keep. digests: checksums of their vocabularies in `job.work`.
+        dense_range: range of the integers, if their transform needs it. transforms: those of single dense columns.
+        position: row i has the position `position` + i; None: its rows are scattered.
     """
 
-    stage: ClassVar[str] = "encoded"
-    record_type: ClassVar[type[ChunkRecord]] = ChunkRecord
-
+    job: Job
+    record: ChunkRecord
+    begin: int
     features: tuple[str, ...]
     digests: tuple[str, ...]
     dense_range: DenseRange | None
-    column_transforms: tuple[ColumnTransform, ...] = ()
+    transforms: tuple[ColumnTransform, ...]
+    position: int | None = None
+
+    @property
+    def stem(self) -> Path:
+        """Return the common prefix of the paths of the chunk's files."""
+        return self.job.chunk_stem(self.record.source, self.record.chunk)
 
     @property
     def single(self) -> tuple[str, ...]:
         """Return the kept features with one value per row; multi-hot features have files of their own."""
         return tuple(feature for feature in self.features if feature not in self.job.schema.ragged)
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """Return the bytes of the chunk that are still to be encoded, and its rows."""
-        return self.record.encoded_bytes, self.record.rows
+    def rows_between(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the range (first, end) of its rows at positions start..stop; first >= end if there are none."""
+        assert self.position is not None
+        return max(0, start - self.position), min(self.record.rows, stop - self.position)
 
-    def do(self, worker: Worker) -> ChunkRecord:
-        """Write ids and transformed integers; return the record of the chunk's files in a shard's form."""
-        job, parsed, unknown = self.job, self.record, np.zeros(len(self.features), np.int64)
-        files = {suffix: digest for suffix, digest in parsed.files.items() if suffix in SHARD_SUFFIXES}
-        encoded = ChunkRecord(parsed.source, parsed.chunk, parsed.rows, parsed.positives, files, unknown=parsed.unknown)
-        has_vocabulary = job.rules.order is not None
-        widths = {"sparse": len(self.single)} if has_vocabulary else {}
-        widths |= {"dense": len(job.schema.dense)} if job.needs_statistics else {}
-        for kind, width in widths.items():
-            with self._open_writer(f"{kind}.npy", job.dtypes[kind], width, parsed.rows) as writer:
-                for _, rows in _blocks_of_kind(self, worker, kind, 0, parsed.rows, unknown):
-                    writer.append(rows)
-                    worker.count(rows.size * (VALUE_BYTES if kind == "sparse" else job.raw_dense_dtype.itemsize))
-                files[f"{kind}.npy"] = writer.close()
-        if has_vocabulary and job.schema.ragged:
-            columns = chunk_bags(job, parsed.source, parsed.chunk)
-            with self._open_writer("values.npy", np.int32, None, sum(len(bags.ids) for bags in columns)) as writer:
-                for feature, bags in zip(job.schema.ragged, columns, strict=True):
-                    index = self.features.index(feature)
-                    to_ids = build_code_table(self.tables(worker)[index], read_dictionary(job, parsed, feature))
-                    for start in range(0, len(bags.ids), VALUES_IN_MEMORY):
-                        values = np.array(bags.ids[start : start + VALUES_IN_MEMORY])
-                        ids = np.empty(len(values), np.int32)
-                        unknown[index] += to_ids.look_up(values, ids)
-                        writer.append(ids)
-                        worker.count(values.nbytes)
-                files["values.npy"] = writer.close()
-        if has_vocabulary:
-            encoded.unknown = unknown.tolist()
-        worker.count(0, parsed.rows)
-        return encoded
+    def blocks(self, kinds: Sequence[str], start: int, stop: int) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
+        """Yield rows start..stop in blocks: the number of the first row, and an array [rows, width] of each kind.
 
-    def tables(self, worker: Worker) -> list[ValueTable]:
-        """Return the features' lookup tables, which each process maps once."""
+        Rows are read from disk if they are encoded there, and otherwise encoded now.
+        """
+        for blocks in zip(*(self._blocks_of_kind(kind, start, stop) for kind in kinds), strict=True):
+            yield blocks[0][0], {kind: rows for kind, (_, rows) in zip(kinds, blocks, strict=True)}
+
+    def _blocks_of_kind(self, kind: str, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
+        job, record, schema = self.job, self.record, self.job.schema
+        is_stored = f"{kind}.npy" in record.files
+        if is_stored or kind == "dense":
+            path = path_of(self.stem, f"{kind}.npy" if is_stored else "integers.npy")
+            width = {"labels": 1, "dense": len(schema.dense), "sparse": len(self.single), WEIGHTS: 1}[kind]
+            dtype = job.dtypes[kind] if is_stored else job.raw_dense_dtype
+            blocks = row_blocks(start, stop, job.block_rows)
+            contents = read_rows([(path, *each) for each in blocks], width, dtype)
+            for (begin, _), rows in zip(blocks, contents, strict=True):
+                # The one encoding that rounds ids is also the one whose integers wrap around.
+                transforms = job.rules.dense, self.transforms, self.dense_range, job.rules.rounds_ids
+                yield begin, rows if is_stored else transform_rows(rows, *transforms)
+            return
+        # Each distinct value of the chunk is looked up once; rows then take ids by their codes.
+        columns = [schema.single.index(feature) for feature in self.single]
+        look_ups, begin = [self._look_up(feature) for feature in self.single], start
+        for num_rows, values in column_blocks(job, record, start, stop):
+            # One feature is looked up at a time, so its ids are contiguous; the view that is yielded has rows first.
+            ids = np.empty((len(columns), num_rows), np.int32)
+            for row, (column, look_up) in enumerate(zip(columns, look_ups, strict=True)):
+                look_up(values[column], ids[row])
+            yield begin, ids.T
+            begin += num_rows
+
+    def bags(self) -> tuple[Bags, ...]:
+        """Return the ids of each multi-hot feature, which are made of codes if the encoding has vocabularies."""
+        job, chunk = self.job, (self.record.source, self.record.chunk)
+        if job.rules.order is None:
+            return chunk_bags(job, *chunk, ("values.npy", "offsets.npy"))
+        encoded = []
+        for feature, bags in zip(job.schema.ragged, chunk_bags(job, *chunk), strict=True):
+            ids = np.empty(len(bags.ids), np.int32)
+            self._look_up(feature)(bags.ids, ids)
+            encoded.append(Bags(ids, bags.offsets - bags.offsets[0]))
+        return tuple(encoded)
+
+    def _look_up(self, feature: str) -> Callable[[NDArray[Any], NDArray[np.int32]], None]:
+        """Return the function that writes the ids of a feature's codes in this chunk, or of its values."""
         rules = self.job.rules
-        # The digests belong to the key: a cluster's worker may outlive a job and meet another one at the same path.
-        return worker.cache.get(
-            (self.job.work, self.features, self.digests),
-            lambda: map_tables(self.job.work, self.features, rules.first_id, rules.unknown_id),
-        )
-
-    def _open_writer(self, suffix: str, dtype: Any, width: int | None, rows: int) -> ArrayWriter:
-        """Open a writer of one of the chunk's arrays: [rows, width], or [rows] if the width is None."""
-        return ArrayWriter(path_of(self.stem, suffix), dtype, width, rows, self.job.checksum(suffix))
-
-
-def encoded_blocks(
-    chunk: EncodeTask, worker: Worker, start: int, stop: int
-) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
-    """Yield rows start..stop of a chunk in blocks: the first row, and an array of each of `row_kinds`.
-
-    Rows are read from disk if they are encoded there, and otherwise encoded now. The counts of unknown values that this
-    gives are dropped, as they are of a chunk: `GatherTask` counts the unknown ids of its shard.
-    """
-    kinds, unknown = chunk.job.row_kinds, np.zeros(len(chunk.features), np.int64)
-    for blocks in zip(*(_blocks_of_kind(chunk, worker, kind, start, stop, unknown) for kind in kinds), strict=True):
-        yield blocks[0][0], {kind: rows for kind, (_, rows) in zip(kinds, blocks, strict=True)}
-
-
-def _blocks_of_kind(
-    chunk: EncodeTask, worker: Worker, kind: str, start: int, stop: int, unknown: NDArray[np.int64]
-) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield a chunk's rows start..stop of one kind in blocks: the number of the first row, and [rows, width].
-
-    unknown: number of unknown values of each feature, to which those of single values are added if ids are made here.
-    """
-    job, record, schema = chunk.job, chunk.record, chunk.job.schema
-    is_stored = f"{kind}.npy" in record.files
-    if is_stored or kind == "dense":
-        path = path_of(chunk.stem, f"{kind}.npy" if is_stored else "integers.npy")
-        width = {"labels": 1, "dense": len(schema.dense), "sparse": len(chunk.single), WEIGHTS: 1}[kind]
-        dtype = job.dtypes[kind] if is_stored else job.raw_dense_dtype
-        blocks = row_blocks(start, stop, job.block_rows)
-        for (begin, _), rows in zip(blocks, read_rows([(path, *each) for each in blocks], width, dtype), strict=True):
-            # The one encoding that rounds ids is also the one whose integers wrap around.
-            transforms = job.rules.dense, chunk.column_transforms, chunk.dense_range, job.rules.rounds_ids
-            yield begin, rows if is_stored else transform_rows(rows, *transforms)
-        return
-    # Each distinct value of the chunk is looked up once; rows then take ids by their codes.
-    numbers = [chunk.features.index(feature) for feature in chunk.single]
-    columns = [schema.single.index(feature) for feature in chunk.single]
-    dictionaries = [read_dictionary(job, record, feature) for feature in chunk.single]
-    tables = chunk.tables(worker)
-    to_ids = [build_code_table(tables[i], dictionary) for i, dictionary in zip(numbers, dictionaries, strict=True)]
-    begin = start
-    for num_rows, values in column_blocks(job, record, start, stop):
-        # One feature is looked up at a time, so its ids are contiguous; the view that is yielded has rows first.
-        ids = np.empty((len(numbers), num_rows), np.int32)
-        for row, (i, column) in enumerate(zip(numbers, columns, strict=True)):
-            unknown[i] += to_ids[row].look_up(values[column], ids[row])
-        yield begin, ids.T
-        begin += num_rows
-
-
-def encode_chunks(job: Job, chunks: list[EncodeTask], executor: Executor) -> list[EncodeTask]:
-    """Return the chunks with their ids and transformed integers written, unless parsing or a later stage does that."""
-    is_encoded = job.rules.order is None and not job.needs_statistics
-    # Rows that travel to another shard get their ids on the way, unless a feature has bags.
-    if is_encoded or (job.rules.is_arranged and not job.schema.ragged):
-        return chunks
-    with executor.stage("encode", sum(chunk.record.encoded_bytes for chunk in chunks)):
-        records = list(executor.map(chunks))
-    return [replace(chunk, record=record) for chunk, record in zip(chunks, records, strict=True)]
+        tables = map_tables(self.job.work, self.features, self.digests, rules.first_id, rules.unknown_id)
+        return look_up_codes(tables[self.features.index(feature)], read_dictionary(self.job, self.record, feature))
 
 
 MOVED_SUFFIX = "moved.npy"  # packed rows [n, row_bytes] of a scattered chunk, in the order of their positions
-ENCODED_BAGS = "values.npy", "offsets.npy"  # files of multi-hot columns
-MOVED_BAGS = "moved-values.npy", "moved-offsets.npy"
+MOVED_BAGS = "moved-values.npy", "moved-offsets.npy"  # files of multi-hot columns
 POSITIONS_SUFFIX = "positions.npy"  # the position [n] of each of them
 # The order from large to small types aligns each field without padding between them.
 ID_TYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.int32), np.dtype(np.uint16), np.dtype(np.uint8))
@@ -345,67 +297,31 @@ def row_layout(job: Job, num_values: Mapping[str, int | None]) -> RowLayout:
     return RowLayout(len(job.schema.dense), tuple(largest), dtypes["dense"], dtypes["labels"], bool(job.schema.weight))
 
 
-@dataclass(frozen=True)
-class ScatterTask(LoggedTask[ChunkRecord]):
-    """Sorts the rows of a chunk by position, and encodes them first if needed. `begin` is its first row in the dataset.
+def scatter_chunk(chunk: ParsedChunk, layout: RowLayout, counters: Counters) -> ChunkRecord:
+    """Write a chunk's positions in ascending order, and bags and packed rows in the same order.
 
-    The record counts the rows that are not left out.
+    Return a record that counts the rows that are not left out.
     """
-
-    stage: ClassVar[str] = "moved"
-    record_type: ClassVar[type[ChunkRecord]] = ChunkRecord
-
-    chunk: EncodeTask
-    begin: int
-    layout: RowLayout
-
-    @property
-    def stem(self) -> Path:
-        """Return the stem of the chunk's files, beside which its packed rows lie."""
-        return self.chunk.stem
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Return the bytes of the chunk's packed rows, and its rows."""
-        rows = self.chunk.record.rows  # including rows that are left out
-        return rows * self.layout.row_bytes, rows
-
-    def do(self, worker: Worker) -> ChunkRecord:
-        """Write the chunk's positions in ascending order, and bags and packed rows in the same order."""
-        job, record = self.chunk.job, self.chunk.record
-        # Rows in the order of their positions lie together for each shard, which then reads one range of the file.
-        positions = chunk_positions(job, self.begin, record.rows)
-        order = np.argsort(positions)
-        order = order[np.count_nonzero(positions == LEFT_OUT) :]  # Rows that are left out come first.
-
-        def write(suffix: str, array: NDArray[Any]) -> FileDigest:
-            return write_array(path_of(self.stem, suffix), array, job.checksum(suffix))
-
-        files = {POSITIONS_SUFFIX: write(POSITIONS_SUFFIX, positions[order])}
-        if job.schema.ragged:
-            bags = [feature.take(order) for feature in chunk_bags(job, record.source, record.chunk, ENCODED_BAGS)]
-            files |= {name: write(name, array) for name, array in zip(MOVED_BAGS, pack(bags), strict=True)}
-        if len(order):
-            indices = np.full(record.rows, -1)
-            indices[order] = np.arange(len(order))
-            packed = np.empty((len(order), self.layout.row_bytes), np.uint8)
-            for begin, rows in encoded_blocks(self.chunk, worker, 0, record.rows):
-                self.layout.pack(rows, indices[begin : begin + len(rows["labels"])], packed)
-            files[MOVED_SUFFIX] = write(MOVED_SUFFIX, packed)
-        worker.count(*self.size)
-        return ChunkRecord(record.source, record.chunk, len(order), 0, files)
-
-
-@dataclass(frozen=True)
-class KeptChunk:
-    """A chunk whose row i has the position `position` + i. Gathering encodes its rows, so it needs no `ScatterTask`."""
-
-    chunk: EncodeTask
-    position: int
-
-    def rows_between(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the range (first, end) of its rows at positions start..stop; first >= end if there are none."""
-        return max(0, start - self.position), min(self.chunk.record.rows, stop - self.position)
+    job, record = chunk.job, chunk.record
+    # Rows in the order of their positions lie together for each shard, which then reads one range of the file.
+    positions = chunk_positions(job, chunk.begin, record.rows)
+    order = np.argsort(positions)
+    order = order[np.count_nonzero(positions == LEFT_OUT) :]  # Rows that are left out come first.
+    arrays: dict[str, NDArray[Any]] = {POSITIONS_SUFFIX: positions[order]}
+    if job.schema.ragged:
+        arrays |= dict(zip(MOVED_BAGS, pack([feature.take(order) for feature in chunk.bags()]), strict=True))
+    if len(order):
+        indices = np.full(record.rows, -1)
+        indices[order] = np.arange(len(order))
+        arrays[MOVED_SUFFIX] = packed = np.empty((len(order), layout.row_bytes), np.uint8)
+        for begin, rows in chunk.blocks(job.row_kinds, 0, record.rows):
+            layout.pack(rows, indices[begin : begin + len(rows["labels"])], packed)
+    files = {
+        suffix: write_array(path_of(chunk.stem, suffix), array, job.checksum(suffix))
+        for suffix, array in arrays.items()
+    }
+    counters.add(record.rows * layout.row_bytes, record.rows)
+    return ChunkRecord(record.source, record.chunk, len(order), 0, files)
 
 
 # Windows of 65,536 and of 32,768 rows were slower.
@@ -436,19 +352,17 @@ class MovedChunk(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GatherTask(LoggedTask[ShardRecord]):
-    """Makes a shard of positions start..stop from scattered `chunks` (source, chunk) and from `kept_chunks`."""
-
-    stage: ClassVar[str] = "gathered"
-    record_type: ClassVar[type[ShardRecord]] = ShardRecord
+class ShardPlan:
+    """A shard of positions start..stop, to gather from `scattered` chunks (source, chunk) and `kept` ones, in order."""
 
     job: Job
     split: str
     name: str
     start: int
     stop: int
-    chunks: tuple[tuple[int, int], ...]
-    kept_chunks: tuple[KeptChunk, ...]
+    scattered: tuple[tuple[int, int], ...]
+    kept: tuple[ParsedChunk, ...]
+    features: tuple[str, ...]
     layout: RowLayout
 
     @property
@@ -463,15 +377,22 @@ class GatherTask(LoggedTask[ShardRecord]):
         return FIELD_BYTES * rows * (1 + self.layout.num_dense + len(self.job.schema.sparse)), rows
 
     @property
-    def is_whole_chunk(self) -> bool:
-        """Return whether the shard has all rows of one chunk that keeps its order, so that its files can be moved."""
-        return len(self.kept_chunks) == 1 and self.stop - self.start == self.kept_chunks[0].chunk.record.rows
+    def ready(self) -> dict[str, FileDigest]:
+        """Return the arrays that need no gathering, by suffix: those that parsing left of the shard's only chunk."""
+        if self.job.rules.is_arranged or [self.stop - self.start] != [chunk.record.rows for chunk in self.kept]:
+            return {}
+        return {suffix: each for suffix, each in self.kept[0].record.files.items() if suffix in SHARD_SUFFIXES}
 
-    def do(self, worker: Worker) -> ShardRecord:
-        """Write the shard's arrays with its rows in the order of their positions; count positives and unknown ids."""
-        job, rules, rows = self.job, self.job.rules, self.stop - self.start
+    @property
+    def missing(self) -> list[str]:
+        """Return the kinds of arrays to gather."""
+        return [kind for kind in self.job.kinds if f"{kind}.npy" not in self.ready]
+
+    def gather(self, counters: Counters) -> ShardRecord:
+        """Write the missing arrays with rows in the order of their positions; count positives and unknown ids."""
+        job, rules, missing = self.job, self.job.rules, self.missing
         moved = []
-        for chunk in self.chunks:
+        for chunk in self.scattered:
             positions = open_array(job.chunk_path(*chunk, POSITIONS_SUFFIX))
             first, after = count_below(positions, (self.start, self.stop)).tolist()
             if first < after:
@@ -480,39 +401,43 @@ class GatherTask(LoggedTask[ShardRecord]):
         is_reserved = rules.order is not None and rules.first_id > rules.unknown_id
         is_reserved &= not (rules.wraps and rules.max_ind_range is not None)
         shard, unknown = ShardRecord({}), np.zeros(self.layout.width("sparse"), np.int64)
-        bags = self._gather_bags(moved) if job.schema.ragged else ()
+        bags = self._gather_bags(moved) if "values" in missing else ()
         for kind, array in zip(BAG_KINDS, pack(bags) if bags else (), strict=bool(bags)):
             shard.files[f"{kind}.npy"] = write_array(path_of(self.stem, f"{kind}.npy"), array)
         with ExitStack() as stack:
             writers = {}
             for kind in job.row_kinds:
-                path, width = path_of(self.stem, f"{kind}.npy"), self.layout.width(kind)
-                writers[kind] = stack.enter_context(ArrayWriter(path, job.dtypes[kind], width, rows))
-            for window in self._windows(moved, worker):
-                # TorchRec rounds ids only while it shuffles train, and wraps them only when it reads them.
-                modulus = rules.max_ind_range if rules.wraps and rules.order is not None else None
-                torchrec_ids(window["sparse"], rounds=rules.rounds_ids and self.split == "train", modulus=modulus)
-                shard.positives += int(np.count_nonzero(window["labels"] == 1))
-                if is_reserved:
+                if kind in missing:
+                    path, form = path_of(self.stem, f"{kind}.npy"), (job.dtypes[kind], self.layout.width(kind))
+                    writers[kind] = stack.enter_context(ArrayWriter(path, *form, self.stop - self.start))
+            for rows in self._rows(list(writers), moved):
+                if "labels" in rows:
+                    shard.positives += int(np.count_nonzero(rows["labels"] == 1))
+                if "sparse" in rows:
+                    # TorchRec rounds ids only while it shuffles train, and wraps them only when it reads them.
+                    modulus = rules.max_ind_range if rules.wraps and rules.order is not None else None
+                    torchrec_ids(rows["sparse"], rounds=rules.rounds_ids and self.split == "train", modulus=modulus)
+                if is_reserved and "sparse" in rows:
                     # Few ids are unknown, and NumPy counts along the rows of an array slowly.
-                    places = np.flatnonzero(window["sparse"] == rules.unknown_id)
+                    places = np.flatnonzero(rows["sparse"] == rules.unknown_id)
                     unknown += np.bincount(places % len(unknown), minlength=len(unknown))
                 for kind, writer in writers.items():
-                    writer.append(window[kind])
+                    writer.append(rows[kind])
             shard.files |= {f"{kind}.npy": writer.close() for kind, writer in writers.items()}
-        one_hot = iter(unknown.tolist())
-        multi_hot = iter([int((each.ids == rules.unknown_id).sum()) if is_reserved else 0 for each in bags])
-        ragged = job.schema.ragged
-        shard.unknown = (
-            [next(multi_hot if name in ragged else one_hot) for name in job.schema.sparse] if bags else [*one_hot]
-        )
-        worker.count(*self.size)
+        one_hot, ragged = iter(unknown.tolist()), job.schema.ragged
+        of_bags = [int((each.ids == rules.unknown_id).sum()) if is_reserved else 0 for each in bags]
+        multi_hot = dict(zip(ragged, of_bags or [0] * len(ragged), strict=True))
+        shard.unknown = [multi_hot[name] if name in ragged else next(one_hot) for name in self.features]
+        counters.add(*self.size)
         return shard
 
-    def _windows(self, moved: Sequence[MovedChunk], worker: Worker) -> Iterator[Window]:
-        """Yield the shard's rows in windows; all windows share their memory, as fresh pages would first be cleared."""
-        # With many chunks a window grows, so that what it reads of each chunk stays long enough.
+    def _rows(self, kinds: Sequence[str], moved: Sequence[MovedChunk]) -> Iterator[Window]:
+        """Yield the shard's rows in order: blocks of kept chunks or, of moved rows, windows that share their memory."""
         rows, layout = self.stop - self.start, self.layout
+        if not moved:
+            yield from (piece for _, piece in self._kept_pieces(kinds, ()))
+            return
+        # With many chunks a window grows, so that what it reads of each chunk stays long enough.
         bounds = [*range(0, rows, max(WINDOW_ROWS, PART_ROWS * len(moved))), rows]
         cuts = [count_below(chunk.indices, bounds).tolist() for chunk in moved]
         parts = [
@@ -525,11 +450,11 @@ class GatherTask(LoggedTask[ShardRecord]):
             for (chunk, begin, _), first, after in window_parts
         ]
         contents = read_ranges(rows_range(*each, layout.row_bytes, np.uint8) for each in chunk_parts)
-        kept = self._kept_pieces(bounds, worker)
+        kept = self._kept_pieces(kinds, bounds)
         piece = next(kept, None)
+        # Fresh pages for each window would first have to be cleared.
         max_rows = max(stop - start for start, stop in pairwise(bounds))
-        kinds = {kind: (layout.width(kind), self.job.dtypes[kind]) for kind in self.job.row_kinds}
-        buffers = {kind: np.empty((max_rows, width), dtype) for kind, (width, dtype) in kinds.items()}
+        buffers = {kind: np.empty((max_rows, layout.width(kind)), self.job.dtypes[kind]) for kind in kinds}
         for window_parts, (start, stop) in zip(parts, pairwise(bounds), strict=True):
             window = {kind: buffer[: stop - start] for kind, buffer in buffers.items()}
             for chunk, first, after in window_parts:
@@ -541,12 +466,13 @@ class GatherTask(LoggedTask[ShardRecord]):
                 piece = next(kept, None)
             yield window
 
-    def _kept_pieces(self, bounds: Sequence[int], worker: Worker) -> Iterator[tuple[int, Window]]:
+    def _kept_pieces(self, kinds: Sequence[str], bounds: Sequence[int]) -> Iterator[tuple[int, Window]]:
         """Yield the rows of kept chunks in order, cut at `bounds`: the first row's index in the shard, and arrays."""
-        for kept in sorted(self.kept_chunks, key=lambda kept: kept.position):
-            for begin, rows in encoded_blocks(kept.chunk, worker, *kept.rows_between(self.start, self.stop)):
-                first = kept.position + begin - self.start
-                last = first + len(rows["labels"])
+        for chunk in self.kept:
+            assert chunk.position is not None
+            for begin, rows in chunk.blocks(kinds, *chunk.rows_between(self.start, self.stop)):
+                first = chunk.position + begin - self.start
+                last = first + len(rows[kinds[0]])
                 for start, stop in pairwise([first, *(bound for bound in bounds if first < bound < last), last]):
                     yield start, {kind: array[start - first : stop - first] for kind, array in rows.items()}
 
@@ -559,10 +485,10 @@ class GatherTask(LoggedTask[ShardRecord]):
             bags = chunk_bags(self.job, *chunk, MOVED_BAGS)
             parts.append(tuple(feature.part(begin, begin + len(moved_indices)).copy() for feature in bags))
             indices.append(moved_indices)
-        for kept in self.kept_chunks:
+        for kept in self.kept:
+            assert kept.position is not None
             start, stop = kept.rows_between(self.start, self.stop)
-            encoded = chunk_bags(self.job, kept.chunk.record.source, kept.chunk.record.chunk, ENCODED_BAGS)
-            parts.append(tuple(feature.part(start, stop) for feature in encoded))
+            parts.append(tuple(feature.part(start, stop) for feature in kept.bags()))
             indices.append(kept.position - self.start + np.arange(start, stop))
         order = np.argsort(np.concatenate(indices))
         return tuple(join(feature).take(order) for feature in zip(*parts, strict=True))
@@ -588,82 +514,68 @@ class BuiltShard:
     unknown: list[int]
 
 
-def built_shard(task: GatherTask, stem: Path, record: ShardRecord | ChunkRecord) -> BuiltShard:
-    """Return a shard whose files have that stem, ready to move to the dataset."""
-    job, kinds = task.job, task.job.kinds
-    shard = Shard(task.name, task.stop - task.start, {kind: record.files[f"{kind}.npy"] for kind in kinds})
-    paths = [path_of(stem, f"{kind}.npy").relative_to(job.work) for kind in kinds]
-    targets = [shard_path(Path(), task.split, task.name, kind) for kind in kinds]
-    moves = [(str(path), str(target)) for path, target in zip(paths, targets, strict=True)]
-    return BuiltShard(task.split, shard, moves, record.positives, record.unknown)
+def built_shard(plan: ShardPlan, record: ShardRecord) -> BuiltShard:
+    """Return a shard that is ready to move to the dataset. record: of the arrays that were gathered."""
+    kinds, digests, moves = plan.job.kinds, plan.ready | record.files, []
+    for kind in kinds:
+        stem = plan.stem if f"{kind}.npy" in record.files else plan.kept[0].stem
+        path = path_of(stem, f"{kind}.npy").relative_to(plan.job.work)
+        moves.append((str(path), str(shard_path(Path(), plan.split, plan.name, kind))))
+    shard = Shard(plan.name, plan.stop - plan.start, {kind: digests[f"{kind}.npy"] for kind in kinds})
+    positives = plan.kept[0].record.positives if plan.ready else record.positives
+    return BuiltShard(plan.split, shard, moves, positives, record.unknown)
 
 
-def shuffle_to_shards(
-    job: Job, chunks: list[EncodeTask], rows: dict[str, int], layout: RowLayout, executor: Executor
+def make_shards(
+    job: Job, chunks: Sequence[ParsedChunk], rows: dict[str, int], layout: RowLayout, executor: Executor
 ) -> list[BuiltShard]:
-    """Make shards of rows that are reordered: scatter chunks by position, then gather each shard's rows.
+    """Make the shards of all chunks, in row order: scatter those that are reordered, then gather each shard's rows.
 
     rows: each split's number of rows.
     """
-    scatter, kept_chunks, begin = [], [], 0
+    kept, scatter = list[ParsedChunk](), list[LoggedTask[ChunkRecord]]()
     for chunk in chunks:
         # A chunk that keeps its order needs no packed copy on disk, since the gather encodes it into the shard.
-        position = None if job.schema.ragged else kept_position(job, begin, chunk.record.rows)
+        position: int | None = chunk.begin
+        if job.rules.is_arranged:
+            position = None if job.schema.ragged else kept_position(job, chunk.begin, chunk.record.rows)
         if position is None:
-            scatter.append(ScatterTask(chunk, begin, layout))
-        else:
-            kept_chunks.append(KeptChunk(chunk, position))
-        begin += chunk.record.rows
-    with executor.stage("scatter", sum(task.size[0] for task in scatter)):
-        # A chunk whose rows are all left out has no file of moved rows.
-        moved = tuple((record.source, record.chunk) for record in executor.map(scatter) if record.rows)
+            size = chunk.record.rows * layout.row_bytes, chunk.record.rows  # including rows that are left out
+            scatter.append(LoggedTask("moved", chunk.stem, ChunkRecord, size, partial(scatter_chunk, chunk, layout)))
+        elif chunk.record.rows:
+            kept.append(replace(chunk, position=position))
+    moved: tuple[tuple[int, int], ...] = ()
+    if scatter:
+        with executor.stage("scatter", sum(task.size[0] for task in scatter)):
+            # A chunk whose rows are all left out has no file of moved rows.
+            moved = tuple((record.source, record.chunk) for record in executor.map(scatter) if record.rows)
+    kept.sort(key=lambda chunk: chunk.position or 0)
+    positions = [chunk.position or 0 for chunk in kept]
 
-    # Rows that hold many values make shards of fewer rows.
-    num_values = sum(chunk.record.files["values.npy"].bytes for chunk in chunks if job.schema.ragged) // VALUE_BYTES
-    row_bytes = SHUFFLED_ROW_BYTES + SHUFFLED_VALUE_BYTES * num_values / max(1, begin)
-    shard_rows = max(1, int(job.shard_bytes / row_bytes))
-    tasks, first = [], 0
+    # Shards of reordered rows have equal sizes; those with many values have fewer rows. Others end where a chunk does:
+    # chunks of a user's own table are small, so several make a shard.
+    suffix = "values.npy" if job.rules.order is None else "bags.npy"
+    num_values = sum(chunk.record.files[suffix].bytes for chunk in chunks if job.schema.ragged) // VALUE_BYTES
+    value_bytes = SHUFFLED_VALUE_BYTES * num_values / sum(chunk.record.rows for chunk in chunks)
+    shard_rows = max(1, int(job.shard_bytes / (SHUFFLED_ROW_BYTES + value_bytes)))
+    groups = groupby(chunks, lambda chunk: (chunk.record.source, chunk.record.chunk // job.chunks_per_shard))
+    begins = sorted({next(group).begin for _, group in groups})
+    plans, low = list[ShardPlan](), 0
     for split in SPLITS:
-        for i, start in enumerate(range(first, first + rows[split], shard_rows)):
-            stop = min(start + shard_rows, first + rows[split])
-            kept = tuple(chunk for chunk in kept_chunks if operator.lt(*chunk.rows_between(start, stop)))
-            tasks.append(GatherTask(job, split, f"{i:05d}", start, stop, moved, kept, layout))
-        first += rows[split]
+        high = low + rows[split]
+        cuts = range(low + shard_rows, high, shard_rows) if job.rules.is_arranged else begins
+        bounds = [low, *(cut for cut in cuts if low < cut < high), high] if low < high else []
+        for number, (start, stop) in enumerate(pairwise(bounds)):
+            near = kept[max(0, bisect_right(positions, start) - 1) : bisect_left(positions, stop)]
+            parts = tuple(chunk for chunk in near if operator.lt(*chunk.rows_between(start, stop)))
+            name = f"{number:05d}"
+            plans.append(ShardPlan(job, split, name, start, stop, moved, parts, chunks[0].features, layout))
+        low = high
+    tasks = [LoggedTask("gathered", plan.stem, ShardRecord, plan.size, plan.gather) for plan in plans if plan.missing]
     with executor.stage("gather", sum(task.size[0] for task in tasks)):
-        return [built_shard(task, task.stem, record) for task, record in zip(tasks, executor.map(tasks), strict=True)]
-
-
-def cut_to_shards(
-    job: Job, chunks: list[EncodeTask], rows: dict[str, int], layout: RowLayout, executor: Executor
-) -> list[BuiltShard]:
-    """Make shards of consecutive rows: whole chunks as they are, others cut where a split or shard ends."""
-    tasks: list[GatherTask] = []
-    bounds = np.cumsum([0, *(rows[split] for split in SPLITS)]).tolist()
-    counts = dict.fromkeys(SPLITS, 0)
-    begin = 0
-    # Chunks of a user's own table are small, so several make a shard.
-    for _, group in groupby(chunks, lambda chunk: (chunk.record.source, chunk.record.chunk // job.chunks_per_shard)):
-        kept_chunks = []
-        end = begin
-        for chunk in group:
-            kept_chunks.append(KeptChunk(chunk, end))
-            end += chunk.record.rows
-        for split, low, high in zip(SPLITS, bounds[:-1], bounds[1:], strict=True):
-            start, stop = max(begin, low), min(end, high)
-            if start < stop:
-                parts = tuple(kept for kept in kept_chunks if operator.lt(*kept.rows_between(start, stop)))
-                tasks.append(GatherTask(job, split, f"{counts[split]:05d}", start, stop, (), parts, layout))
-                counts[split] += 1
-        begin = end
-    cut = [task for task in tasks if not task.is_whole_chunk]
-    with executor.stage("cut", sum(task.size[0] for task in cut)):
-        gathered = iter(list(executor.map(cut)))
-    built = []
-    for task in tasks:
-        chunk = task.kept_chunks[0].chunk
-        stem, record = (chunk.stem, chunk.record) if task.is_whole_chunk else (task.stem, next(gathered))
-        built.append(built_shard(task, stem, record))
-    return built
+        records = iter(list(executor.map(tasks)))
+    whole = ShardRecord({}, unknown=[0] * len(chunks[0].features))  # hashed values, which are all known
+    return [built_shard(plan, next(records) if plan.missing else whole) for plan in plans]
 
 
 def moves_to_dataset(job: Job, manifest: Manifest, built: list[BuiltShard]) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from data_prep.config import (
     unused_key_faults,
 )
 from data_prep.dataset.format import Manifest, Shard, Split, shard_path
-from data_prep.executor import Executor, Worker, open_executor, start_fork_server
+from data_prep.executor import Counters, Executor, open_executor, start_fork_server
 from data_prep.io import ArrayWriter, open_array, write_array
 from data_prep.job import (
     CHUNKS_DIRECTORY,
@@ -52,7 +53,7 @@ from data_prep.parsing.formats import Chunk
 from data_prep.parsing.table_yaml import schema_path
 from data_prep.sources.discover import PUBLISHED, Source, refuse_same, resolve_sources
 from data_prep.sources.download import find_or_download, note_times, source_sums
-from data_prep.stages.parse import DigestTask, refuse_changed, refuse_same_rows
+from data_prep.stages.parse import digest_source, refuse_changed, refuse_same_rows
 from extensions.sequences.events import (
     ANCHOR_BIT,
     EVENT_BYTES,
@@ -95,7 +96,7 @@ class SortRecord:
 
 
 @dataclass(frozen=True)
-class SortTask(LoggedTask[SortRecord]):
+class SortTask:
     """Parses a chunk and writes its events in sorted runs of at most `events_per_run`.
 
     source, number: places of the file among the log's files, and of the chunk in it.
@@ -108,8 +109,6 @@ class SortTask(LoggedTask[SortRecord]):
     chunk: Chunk
     schema: EventSchema
     events_per_run: int
-    stage = "sorted"
-    record_type = SortRecord
 
     @property
     def stem(self) -> Path:
@@ -117,16 +116,16 @@ class SortTask(LoggedTask[SortRecord]):
         return self.work / CHUNKS_DIRECTORY / f"{self.source:05d}-{self.number:05d}"
 
     @property
-    def size(self) -> tuple[int, int]:
-        """Return the bytes and rows to count as done."""
-        return self.chunk.bytes_of(self.file), 0
+    def logged(self) -> LoggedTask[SortRecord]:
+        """Return the task, which runs once."""
+        return LoggedTask("sorted", self.stem, SortRecord, (self.chunk.bytes_of(self.file), 0), self.do)
 
-    def do(self, worker: Worker) -> SortRecord:
+    def do(self, counters: Counters) -> SortRecord:
         """Write the runs, of whole batches where these fit; memory holds the events of one run and one batch."""
         record, held = SortRecord(), list[EventBlock]()
         for batch, num_bytes in event_batches(self.file, self.chunk, self.schema.columns, self.schema.delimiter):
             block = parse_events(batch, self.schema)
-            worker.count(num_bytes, len(block.users))
+            counters.add(num_bytes, len(block.users))
             for start in range(0, len(block.users), self.events_per_run):
                 piece = block.take(slice(start, start + self.events_per_run))
                 if held and sum(len(each.users) for each in [*held, piece]) > self.events_per_run:
@@ -168,7 +167,7 @@ class MergeRecord:
 
 
 @dataclass(frozen=True)
-class MergeTask(LoggedTask[MergeRecord]):
+class MergeTask:
     """Merges the events of the users with keys from `first` to `last`, both included, out of all runs.
 
     Attributes:
@@ -189,8 +188,6 @@ class MergeTask(LoggedTask[MergeRecord]):
     end: int
     items: Path | None
     table_rows: int
-    stage = "merged"
-    record_type = MergeRecord
 
     @property
     def stem(self) -> Path:
@@ -198,15 +195,15 @@ class MergeTask(LoggedTask[MergeRecord]):
         return self.work / CHUNKS_DIRECTORY / f"users-{self.number:05d}"
 
     @property
-    def size(self) -> tuple[int, int]:
-        """Return the bytes and rows to count as done."""
-        return self.events * EVENT_BYTES, self.events
+    def logged(self) -> LoggedTask[MergeRecord]:
+        """Return the task, which runs once."""
+        return LoggedTask("merged", self.stem, MergeRecord, (self.events * EVENT_BYTES, self.events), self.do)
 
-    def do(self, worker: Worker) -> MergeRecord:
+    def do(self, counters: Counters) -> MergeRecord:
         """Write the events."""
         keys, columns = self._read_runs()
         # Counting nothing lets a job that was asked to stop end before the sort.
-        worker.count(0)
+        counters.add(0)
         # Runs lie in the order of the input, and the sort is stable, so ties keep that order.
         order = np.lexsort((columns.times, columns.users))
         order = order[(columns.times[order] >= self.begin) & (columns.times[order] < self.end)]
@@ -239,7 +236,7 @@ class MergeTask(LoggedTask[MergeRecord]):
         for (kind, dtype), array in zip(EVENT_DTYPES.items(), arrays, strict=True):
             path = Path(f"{self.stem}.{kind}.npy")
             record.files[f"{kind}.npy"] = write_array(path, array.astype(dtype, copy=False), Crc32)
-        worker.count(*self.size)
+        counters.add(self.events * EVENT_BYTES, self.events)
         return record
 
     def _read_runs(self) -> tuple[NDArray[np.int64], EventBlock]:
@@ -365,8 +362,8 @@ def _run_stages(
     need = WORKER_BYTES + (16 << 20) + SORT_BYTES * per_run
     workers = limit_workers(data, min(data.workers or usable_cpus(), len(sort_tasks)), need)
     with open_executor(data.scheduler, workers) as executor:
-        with executor.stage("sort", sum(task.size[0] for task in sort_tasks)):
-            records = list(executor.map(sort_tasks))
+        with executor.stage("sort", sum(task.chunk.bytes_of(task.file) for task in sort_tasks)):
+            records = list(executor.map(task.logged for task in sort_tasks))
             sources = _digest_sources(data, root, job, executor, list(zip(sort_tasks, records, strict=True)))
         executor.release(workers)
         events = sum(record.rows for record in records)
@@ -381,8 +378,8 @@ def _run_stages(
         executor.release()
         last_time = max(record.last_time for record in records)
         merge_tasks = _plan_merge(job, users, counts, per_run, runs, last_time, num_embeddings[ITEM])
-        with executor.stage("merge", sum(task.size[0] for task in merge_tasks)):
-            merged = list(executor.map(merge_tasks))
+        with executor.stage("merge", sum(task.events for task in merge_tasks) * EVENT_BYTES):
+            merged = list(executor.map(task.logged for task in merge_tasks))
         executor.release(1)
         events = sum(record.rows for record in merged)
         figures: dict[str, Any] = {key: sum(each.counts[key] for each in merged) for key in merged[0].counts}
@@ -420,7 +417,8 @@ def _digest_sources(
     data: DataConfig, root: Path, job: EventJob, executor: Executor, sorted_chunks: list[tuple[SortTask, SortRecord]]
 ) -> list[dict[str, Any]]:
     """Return the manifest's entries of the files; refuse files that changed, are alike, or are not as published."""
-    digests = [digest for _, digest in executor.map(DigestTask(source) for source in job.sources) if digest]
+    readings = executor.map(partial(digest_source, source) for source in job.sources)
+    digests = [digest for _, digest in readings if digest is not None]
     refuse_changed(job.sources)
     rows = [0] * len(job.sources)
     for task, record in sorted_chunks:

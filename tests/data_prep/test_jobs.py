@@ -106,6 +106,12 @@ QUICK_PIECES: list[tuple[str, Constants]] = [
     ("data.encoding=amd_blog", WINDOWS + PARTS),
     ("data.encoding=torchrec_fixed", PARTS),
     ("data.schema=schema.yaml data.raw=rows.csv", [(job, "MIN_OWN_CHUNK_BYTES", 700)]),
+    # Val has as many rows as one chunk of its shard: the halves of two.
+    (
+        f"data.schema=alike.yaml data.raw=alike.csv data.split.method=fraction data.split.held_out={40 / 68} "
+        "data.chunk_bytes=400",
+        [(job, "MIN_OWN_CHUNK_BYTES", 100)],
+    ),
 ]
 SLOW_PIECES = [("data.encoding=dlrm_kaggle", WINDOWS), ("data.encoding=torchrec", WINDOWS)]
 PIECES = [*QUICK_PIECES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_PIECES)]
@@ -120,6 +126,8 @@ def test_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: str, cons
     tags = [["x|y", "z", ""][i % 3] for i in range(300)]
     write(tmp_path / "rows.csv", {"label": [0, 1] * 150, "user": [f"u{i % 150}" for i in range(300)], "tags": tags})
     (tmp_path / "schema.yaml").write_text("label: label\nsparse: [user, {column: tags, separator: '|'}]\n")
+    (tmp_path / "alike.csv").write_text("label,item\n" + "".join(f"{int(i % 3 == 0)},{i:02}\n" for i in range(68)))
+    (tmp_path / "alike.yaml").write_text("label: label\nsparse: [item]\n")
     words = ["data.raw=day_?", "data.chunk_bytes=40000", *keys.split()]
     whole = prepare(*words, "data.path=whole")
     for module, name, value in constants:
@@ -164,14 +172,14 @@ def acting(number: int, act: Callable[[], object], calls: list[object]) -> Calla
 def test_a_damaged_unit_is_done_again(tmp_path: Path, days: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     preprocess(keys_of(tmp_path, days, "whole"))
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "cut_to_shards", stop)
+        patch.setattr(pipeline, "moves_to_dataset", stop)
         with pytest.raises(KeyboardInterrupt):
             preprocess(keys_of(tmp_path, days))
-    chunks = tmp_path / "out/.work/chunks"
-    for name in ("00000-00000.dense.npy", "00000-00001.columns", "00001-00000.sparse.npy"):
-        content = bytearray((chunks / name).read_bytes())
+    work = tmp_path / "out/.work"
+    for name in ("chunks/00000-00000.dense.npy", "chunks/00000-00001.columns", "gathered/train-00000.sparse.npy"):
+        content = bytearray((work / name).read_bytes())
         content[-1] ^= 1
-        (chunks / name).write_bytes(content)
+        (work / name).write_bytes(content)
     preprocess(keys_of(tmp_path, days))
     assert sums(tmp_path / "out") == sums(tmp_path / "whole")
 

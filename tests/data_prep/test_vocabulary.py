@@ -81,10 +81,9 @@ def test_lookup(is_wide: bool, data: st.DataObject, ids_from: tuple[int, int]) -
     table: Any = build_table(np.array(keys, dtype), first_id, unknown_id)
     values = np.array(queries + keys, dtype)
     ids = np.empty(len(values), np.int32)
-    unknown = table.look_up(values, ids)
+    table.look_up(values, ids)
     position = {value: i + first_id for i, value in enumerate(keys)}
     assert ids.tolist() == [position.get(value, unknown_id) for value in values.tolist()]
-    assert unknown == sum(value not in position for value in queries)
 
 
 VALUE_OF = {"": 2**64 - 1, "a": 0, "b": 2**63, "Été": 2**63 - 1, "c": 5} | {f"v{i}": i * 2**58 + 9 for i in range(40)}
