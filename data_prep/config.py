@@ -8,7 +8,7 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
 from pathlib import Path
@@ -16,11 +16,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import yaml
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from common.errors import UserError
 from common.extensions import add_key_groups, directories_of_values
 from common.keys import MISSING, check_keys, flat_values, key, refuse, shown
-from data_prep.dataset.format import RANGE_TRANSFORMS, SPLITS, Manifest
+from data_prep.dataset.format import SPLITS, Manifest, Rules
 from data_prep.dataset.kinds import SourceKind
 from data_prep.dataset.options import (
     FILES,
@@ -512,88 +514,31 @@ def _split_faults(split: SplitConfig, method: SplitMethod) -> Iterator[str]:
 KAGGLE_SEED = 123  # numpy_rand_seed of facebookresearch/dlrm
 
 
-@dataclass(frozen=True)
-class Rules:
-    """Rules by which values become ids and rows become splits.
-
-    Attributes:
-        encoding: encoding that the rules belong to.
-        dense: transform of integers.
-        order: order of a vocabulary's values; None: ids are value modulo max_ind_range.
-        first_id: id of a vocabulary's first value.
-        unknown_id: id of values outside the vocabulary.
-        fitted_on_train: whether a vocabulary is fitted on train only, not on all rows.
-        frequency_threshold: values with a lower count are not in the vocabulary.
-        max_ind_range: maximum rows per table, or None.
-        wraps: ids are taken modulo max_ind_range; otherwise values beyond it get unknown_id.
-        max_categories: features with more values are dropped, or None.
-        rounds_ids: train's ids are rounded to float32, as in TorchRec's shuffle.
-        split: method that chooses the held-out rows; None: the user gave files for each split.
-        held_out: share that the split method holds out.
-        split_seed: seed of the split method.
-        train_seed: seed of train's permutation by NumPy's legacy generator; None: rows keep their order.
-        test_first: whether test, not val, is the first half of the held-out rows.
-        negative_drop_rate: share of negatives to leave out.
-        sampling_seed: seed that chooses these negatives.
-        split_column: column that the split method reads, if it reads one.
-    """
-
-    encoding: Encoding
-    dense: DenseTransform
-    order: VocabularyOrder | None
-    first_id: int = 1
-    unknown_id: int = 0
-    fitted_on_train: bool = True
-    frequency_threshold: int = 1
-    max_ind_range: int | None = None
-    wraps: bool = False
-    max_categories: int | None = None
-    rounds_ids: bool = False
-    split: SplitMethod | None = SplitMethod.fraction
-    held_out: float = HELD_OUT
-    split_seed: int = 0
-    train_seed: int | None = None
-    test_first: bool = False
-    negative_drop_rate: float = 0.0
-    sampling_seed: int = 0
-    split_column: str | None = None
-
-    def to_manifest(self) -> dict[str, Any]:
-        """Convert to the manifest's form: plain values, the encoding as `name`, and no `split_column` if it is None."""
-        entry = {key: value.value if isinstance(value, Enum) else value for key, value in asdict(self).items()}
-        if self.split_column is None:
-            del entry["split_column"]
-        return {"name": entry.pop("encoding"), "dense_transform": entry.pop("dense"), **entry}
-
-    @property
-    def is_arranged(self) -> bool:
-        """Return whether rows leave their order; otherwise shards are made of consecutive rows."""
-        is_arranged = self.split is not None and self.split.algorithm.is_arranged
-        return is_arranged or self.train_seed is not None or self.negative_drop_rate > 0
-
-    @property
-    def counts_while_parsing(self) -> bool:
-        """Return whether values can be counted before the rows' positions are known."""
-        # While parsing, train's rows are known only if rows keep their order, and dropped rows are never known.
-        is_assignment_fixed = not self.is_arranged if self.fitted_on_train else not self.negative_drop_rate
-        return self.order is not None and is_assignment_fixed
-
-    @property
-    def shares_unknown_id(self) -> bool:
-        """Return whether the cap on a table's rows may give values of the vocabulary the id of unknown ones."""
-        wraps = self.wraps and self.max_ind_range is not None
-        return wraps and self.order is not None and self.frequency_threshold > 1
-
-    @property
-    def needs_statistics(self) -> bool:
-        """Return whether `dense` needs the columns' range; `Job.needs_statistics` adds transforms of single columns."""
-        return self.dense in RANGE_TRANSFORMS
-
-
-_TORCHREC = Rules(
-    Encoding.torchrec_fixed,
-    DenseTransform.torchrec,
-    VocabularyOrder.first_appearance,
+_VOCABULARY = Rules(
+    name=Encoding.vocabulary,
+    dense_transform=DenseTransform.log1p,
+    order=VocabularyOrder.frequency,
+    first_id=1,
+    unknown_id=0,
+    fitted_on_train=True,
+    frequency_threshold=1,
+    max_ind_range=None,
+    wraps=False,
+    max_categories=None,
+    rounds_ids=False,
+    split=SplitMethod.fraction,
+    held_out=HELD_OUT,
+    split_seed=0,
+    train_seed=None,
+    test_first=False,
+    negative_drop_rate=0.0,
+    sampling_seed=0,
+)
+_TORCHREC = replace(
+    _VOCABULARY,
+    name=Encoding.torchrec_fixed,
+    dense_transform=DenseTransform.torchrec,
+    order=VocabularyOrder.first_appearance,
     first_id=2,
     unknown_id=1,
     fitted_on_train=False,
@@ -602,23 +547,25 @@ _TORCHREC = Rules(
     train_seed=0,
 )
 RULES = {
-    Encoding.vocabulary: Rules(Encoding.vocabulary, DenseTransform.log1p, VocabularyOrder.frequency),
-    Encoding.hash: Rules(Encoding.hash, DenseTransform.log1p, None, wraps=True),
-    Encoding.torchrec: replace(_TORCHREC, encoding=Encoding.torchrec, rounds_ids=True),
+    Encoding.vocabulary: _VOCABULARY,
+    Encoding.hash: replace(_VOCABULARY, name=Encoding.hash, order=None, wraps=True),
+    Encoding.torchrec: replace(_TORCHREC, name=Encoding.torchrec, rounds_ids=True),
     Encoding.torchrec_fixed: _TORCHREC,
-    Encoding.dlrm_kaggle: Rules(
-        Encoding.dlrm_kaggle,
-        DenseTransform.log_float32,
-        VocabularyOrder.first_appearance,
+    Encoding.dlrm_kaggle: replace(
+        _VOCABULARY,
+        name=Encoding.dlrm_kaggle,
+        dense_transform=DenseTransform.log_float32,
+        order=VocabularyOrder.first_appearance,
         first_id=0,
         fitted_on_train=False,
         train_seed=KAGGLE_SEED,
         test_first=True,
     ),
-    Encoding.amd_blog: Rules(
-        Encoding.amd_blog,
-        DenseTransform.minmax,
-        VocabularyOrder.value,
+    Encoding.amd_blog: replace(
+        _VOCABULARY,
+        name=Encoding.amd_blog,
+        dense_transform=DenseTransform.minmax,
+        order=VocabularyOrder.value,
         first_id=0,
         fitted_on_train=False,
         max_categories=10_000,
@@ -629,7 +576,7 @@ RULES = {
 }
 # Keys of `data` that set a rule, and the rule's name.
 KEYS_OF_RULES = {
-    "dense_transform": "dense",
+    "dense_transform": "dense_transform",
     "frequency_threshold": "frequency_threshold",
     "max_ind_range": "max_ind_range",
     "max_categories": "max_categories",
@@ -653,7 +600,7 @@ def resolve_rules(data: DataConfig, num_sources: int, table: Table | None = None
     """
     encoding, split, is_own = data.encoding or Encoding.vocabulary, data.split, data.schema is not None
     # A user's own table may hold any numbers, negative ones, too.
-    rules = replace(RULES[encoding], dense=DenseTransform.signed_log1p) if is_own else RULES[encoding]
+    rules = replace(RULES[encoding], dense_transform=DenseTransform.signed_log1p) if is_own else RULES[encoding]
     given: dict[str, Any] = {name: attrgetter(key)(data) for key, name in KEYS_OF_RULES.items()}
     rules = replace(rules, **{name: value for name, value in given.items() if value is not None})
     if data.train is not None:
@@ -690,7 +637,7 @@ def resolve_rules(data: DataConfig, num_sources: int, table: Table | None = None
             "files in data.raw"
         )
     held_out = HELD_OUT if split.held_out is None else split.held_out
-    column = _split_column(data, method, table)
+    column = _split_column(data, method, table) or UNSET
     return replace(rules, split=method, held_out=held_out, split_seed=split.seed or 0, split_column=column)
 
 
@@ -718,10 +665,10 @@ def _split_column(data: DataConfig, method: SplitMethod, table: Table | None) ->
 
 def report_differences(rules: Rules) -> None:
     """Print on stderr any settings by which rows will differ from those of the program that the encoding repeats."""
-    if rules.encoding not in REPEATED_PROGRAMS:
+    if rules.name not in REPEATED_PROGRAMS:
         return
-    published = RULES[rules.encoding]
-    keys = {"dense_transform": "dense", "split.method": "split", "max_ind_range": "max_ind_range"}
+    published = RULES[rules.name]
+    keys = {"dense_transform": "dense_transform", "split.method": "split", "max_ind_range": "max_ind_range"}
     keys |= {"max_categories": "max_categories", "sampling.negative_drop_rate": "negative_drop_rate"}
     choices = {
         key: getattr(rules, name) for key, name in keys.items() if getattr(rules, name) != getattr(published, name)
@@ -730,8 +677,8 @@ def report_differences(rules: Rules) -> None:
     causes = [f"data.{key}={shown(value)}" for key, value in choices.items() if (key, value) != ("split.method", None)]
     causes += ["data.train"] if rules.split is None else []
     if causes:
-        message = f"output will differ from {REPEATED_PROGRAMS[rules.encoding]} because of {', '.join(causes)}"
-        print(f"data.encoding={rules.encoding.value}: {message}", file=sys.stderr)
+        message = f"output will differ from {REPEATED_PROGRAMS[rules.name]} because of {', '.join(causes)}"
+        print(f"data.encoding={rules.name.value}: {message}", file=sys.stderr)
 
 
 def largest_id(rules: Rules, num_values: int | None) -> int:
@@ -759,7 +706,6 @@ def num_embeddings(rules: Rules, num_values: int | None) -> int:
 ENCODING_NAMES = {
     "encoding": "name",
     **KEYS_OF_RULES,
-    "dense_transform": "dense_transform",
     "split.method": "split",
     "split.held_out": "held_out",
     "split.seed": "split_seed",

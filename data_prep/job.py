@@ -55,7 +55,6 @@ from data_prep.codec.values import FITS
 from data_prep.config import (
     AUTO_SCHEMA,
     DataConfig,
-    Rules,
     chunk_size,
     first_difference,
     given_values,
@@ -69,6 +68,7 @@ from data_prep.dataset.format import (
     SPLITS,
     WEIGHTS,
     Manifest,
+    Rules,
     load_manifest,
     save_manifest,
 )
@@ -128,7 +128,7 @@ class Job:
     def dtypes(self) -> dict[str, np.dtype[Any]]:
         """Return the dtypes of a shard's arrays with one entry per row."""
         defaults = {kind: np.dtype(ARRAY_DTYPES[kind]) for kind in self.row_kinds}
-        return defaults | {"labels": self.schema.label_kind.dtype, "dense": self.rules.dense.dtype}
+        return defaults | {"labels": self.schema.label_kind.dtype, "dense": self.rules.dense_transform.dtype}
 
     @property
     def needs_statistics(self) -> bool:
@@ -580,7 +580,7 @@ def dataset_bytes(rows: float, schema: Schema, rules: Rules) -> int:
         columns += 2 * len(schema.sparse)
     if rules.is_arranged:
         columns += 2 * len(schema.columns) + 6
-    if rules.split_column is not None:
+    if rules.split_column:
         columns += 2
     return int(rows * VALUE_BYTES * columns * DISK_MARGIN)
 
@@ -694,7 +694,7 @@ def encoding_parameters(data: DataConfig, rules: Rules, table: Table | None = No
     """Return the manifest's `encoding`: the parameters that, with the rows, decide the shards' bytes."""
     # A dataset that has no such setting has no key for it. Hashing keeps no values, so also no texts.
     return {
-        **rules.to_manifest(),
+        **to_json(rules),
         "chunk_bytes": chunk_size(data, rules.is_arranged, table is not None and bool(table.schema.ragged)),
         "table": None if table is None else to_json(table),
         **({} if table is None or rules.order is None else {"keep_texts": data.keep_texts is not False}),

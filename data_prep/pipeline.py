@@ -95,7 +95,7 @@ def prepare_rows(data: DataConfig, root: Path) -> Manifest:
         chunk_bytes, per_shard = jobs.divide_shard(parameters["chunk_bytes"], table is not None)
         keeps_texts = data.keep_texts is not False
         column = None
-        if rules.split_column is not None and rules.split is not None and table is not None:
+        if rules.split_column and rules.split is not None and table is not None:
             from data_prep.encoding import find_split_column  # imports pyarrow, which Criteo's rows do not need
 
             column = find_split_column(rules.split_column, rules.split.algorithm.reads == "times", table, sources)

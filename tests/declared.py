@@ -16,7 +16,6 @@ from common.command import Command, load
 from common.compose import compose_partly
 from common.documents import REST, OpenDocument
 from common.keys import choices, declaration, flat_values, keys_of, ready_made_groups, shown
-from data_prep.config import Rules
 from data_prep.dataset.format import JsonObject
 
 ROOT = Path(__file__).parents[1]
@@ -79,7 +78,7 @@ def documents() -> Iterator[str]:
     known = [each for each in subclasses(Struct) if issubclass(each, (OpenDocument, JsonObject)) or file_of(each)]
     known = [each for each in known if fields_of(each) and each.__module__.startswith(PACKAGES)]
     yield from ["", "# Documents"]
-    tops = [*sorted(known, key=lambda kind: (not file_of(kind), file_of(kind))), Rules]
+    tops = sorted(known, key=lambda kind: (not file_of(kind), file_of(kind)))
     for kind in dict.fromkeys(record for top in tops for record in records(top)):
         file, meanings = file_of(kind), dict[str, str]()
         yield from ["", f"## {file} ({type_text(kind)})" if file else f"### {type_text(kind)}", ""]

@@ -105,13 +105,29 @@ class _Range(JsonObject):
     high: list[float]
 
 
-class _RawEncoding(JsonObject):
-    """Encoding of rows from raw files: `data_prep.config.Rules`, and what `data_prep.pipeline` adds.
+class Rules(JsonObject, kw_only=True):
+    """Rules by which values become ids and rows become splits.
 
-    name: as in data.encoding. chunk_bytes: bytes of raw text in a unit of work. table: schema of an own table.
-    raw_schema: columns of the raw files. dense_range: lowest and highest values of dense columns. vocabulary: files
-    by feature. spellings: how typed values of a feature are written as text. dense_fits: what transforms learned
-    from train, by column. mean_weight: of the rows of train.
+    Attributes:
+        name: encoding that the rules belong to, as in data.encoding.
+        dense_transform: transform of integers.
+        order: order of a vocabulary's values; None: ids are value modulo max_ind_range.
+        first_id: id of a vocabulary's first value.
+        unknown_id: id of values outside the vocabulary.
+        fitted_on_train: whether a vocabulary is fitted on train only, not on all rows.
+        frequency_threshold: values with a lower count are not in the vocabulary.
+        max_ind_range: maximum rows per table, or None.
+        wraps: ids are taken modulo max_ind_range; otherwise values beyond it get unknown_id.
+        max_categories: features with more values are dropped, or None.
+        rounds_ids: train's ids are rounded to float32, as in TorchRec's shuffle.
+        split: method that chooses the held-out rows; None: the user gave files for each split.
+        held_out: share that the split method holds out.
+        split_seed: seed of the split method.
+        train_seed: seed of train's permutation by NumPy's legacy generator; None: rows keep their order.
+        test_first: whether test, not val, is the first half of the held-out rows.
+        negative_drop_rate: share of negatives to leave out.
+        sampling_seed: seed that chooses these negatives.
+        split_column: column that the split method reads, if it reads one.
     """
 
     name: Encoding
@@ -125,13 +141,49 @@ class _RawEncoding(JsonObject):
     wraps: bool
     max_categories: Count | None
     rounds_ids: bool
-    split: SplitMethod | None  # None: each source names its split
+    split: SplitMethod | None
     held_out: Share
     split_seed: Count
     train_seed: Count | None
     test_first: bool
     negative_drop_rate: Share
     sampling_seed: Count
+    split_column: str | UnsetType = UNSET
+
+    @property
+    def is_arranged(self) -> bool:
+        """Return whether rows leave their order; otherwise shards are made of consecutive rows."""
+        is_arranged = self.split is not None and self.split.algorithm.is_arranged
+        return is_arranged or self.train_seed is not None or self.negative_drop_rate > 0
+
+    @property
+    def counts_while_parsing(self) -> bool:
+        """Return whether values can be counted before the rows' positions are known."""
+        # While parsing, train's rows are known only if rows keep their order, and dropped rows are never known.
+        is_assignment_fixed = not self.is_arranged if self.fitted_on_train else not self.negative_drop_rate
+        return self.order is not None and is_assignment_fixed
+
+    @property
+    def shares_unknown_id(self) -> bool:
+        """Return whether the cap on a table's rows may give values of the vocabulary the id of unknown ones."""
+        wraps = self.wraps and self.max_ind_range is not None
+        return wraps and self.order is not None and self.frequency_threshold > 1
+
+    @property
+    def needs_statistics(self) -> bool:
+        """Return whether the transform needs a range; `Job.needs_statistics` adds transforms of single columns."""
+        return self.dense_transform in RANGE_TRANSFORMS
+
+
+class _RawEncoding(Rules, kw_only=True):
+    """Encoding of rows from raw files: its rules, and what `data_prep.pipeline` adds.
+
+    chunk_bytes: bytes of raw text in a unit of work. table: schema of an own table. raw_schema: columns of the raw
+    files. dense_range: lowest and highest values of dense columns. vocabulary: files by feature. spellings: how typed
+    values of a feature are written as text. dense_fits: what transforms learned from train, by column. mean_weight: of
+    the rows of train.
+    """
+
     chunk_bytes: Count
     table: Table | None
     raw_schema: Schema
@@ -140,7 +192,6 @@ class _RawEncoding(JsonObject):
     spellings: dict[Feature, str] | UnsetType = UNSET
     keep_texts: bool | UnsetType = UNSET
     dense_fits: dict[str, list[float]] | UnsetType = UNSET
-    split_column: str | UnsetType = UNSET
     mean_weight: Annotated[float, Meta(gt=0)] | UnsetType = UNSET
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
@@ -226,7 +227,7 @@ def refuse_empty_splits(job: Job, rows: dict[str, int], is_allowed: bool) -> Non
         )
     empty = [split for split in held_out_splits(job) if not rows[split]]
     if empty and method is not None and method.algorithm.reads and job.rules.held_out and not is_allowed:
-        column = "" if job.rules.split_column is None else f" data.split.column={job.rules.split_column}"
+        column = "" if job.rules.split_column is UNSET else f" data.split.column={job.rules.split_column}"
         raise UserError(
             f"data.split.method={method.value}{column}: {' and '.join(empty)} would have no rows, since these "
             f"{total} have too few values; give a larger data.split.held_out, another data.split.seed "
@@ -294,7 +295,7 @@ def cut_columns(job: Job, records: Sequence[ChunkRecord]) -> Iterator[str]:
     cut = {
         name: count
         for name, count in zip(job.schema.dense, counts, strict=True)
-        if count and own.get(name, job.rules.dense.value) == DenseTransform.log1p.value
+        if count and own.get(name, job.rules.dense_transform.value) == DenseTransform.log1p.value
     }
     for is_own, setting in ((False, "data.dense_transform=signed_log1p"), (True, "transform: signed_log1p for them")):
         if columns := [f"{count:,} of {name}" for name, count in cut.items() if (name in own) is is_own]:

@@ -24,7 +24,7 @@ from common.documents import Json
 from common.errors import UserError
 from common.files import FileDigest, digest_file
 from data_prep.codec.values import FITS
-from data_prep.config import Rules
+from data_prep.dataset.format import Rules
 from data_prep.dataset.options import DenseTransform, VocabularyOrder
 from data_prep.executor import Counters, Executor
 from data_prep.io import FileRange, FileWriter, open_array, read_ranges, write_array
@@ -244,7 +244,7 @@ def kept_values(job: Job, vocabularies: dict[str, VocabularyRecord]) -> dict[str
     kept: dict[str, int | None] = {name: count for name, count in counts.items() if most is None or count <= most}
     if most is not None and not kept:
         raise UserError(
-            f"data.encoding={job.rules.encoding.value}: every column has more than {most} values; use another encoding"
+            f"data.encoding={job.rules.name.value}: every column has more than {most} values; use another encoding"
         )
     return kept
 
@@ -259,7 +259,7 @@ def dense_ranges(job: Job, records: list[ChunkRecord]) -> list[DenseRange]:
     if not job.rules.needs_statistics:
         return []
     groups = [[record for record in records if record.source == number] for number in range(len(job.sources))]
-    groups = [fitted_records(job, records)] if job.rules.dense is DenseTransform.minmax else groups
+    groups = [fitted_records(job, records)] if job.rules.dense_transform is DenseTransform.minmax else groups
     return [
         join_ranges([DenseRange(np.array(each.dense_low), np.array(each.dense_high)) for each in group if each.rows])
         for group in groups

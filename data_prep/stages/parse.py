@@ -203,7 +203,7 @@ def _parse_batches(
     from data_prep.parsing.labels import convert_rows  # imports pyarrow, which Criteo's rows do not need
 
     forms = None if task.forms is None else dict(zip(table.sparse, task.forms, strict=True))
-    limits = dense_limits(task.job.rules.dense, table)
+    limits = dense_limits(task.job.rules.dense_transform, table)
     with ChunkWriter(task.job, task.source, chunk) as files:
         for batch, num_bytes in batches:
             files.append(convert_rows(batch, table, limits=limits, forms=forms))
@@ -265,9 +265,8 @@ class ChunkWriter(AbstractContextManager["ChunkWriter"]):
             files["integers.npy"].append(block.dense)
         else:
             # The transform writes to the memory of the file, which saves a copy of all rows.
-            files["dense.npy"].extend(
-                rows, lambda dense: transform_into(block.dense, rules.dense, self._column_transforms, dense)
-            )
+            transforms = rules.dense_transform, self._column_transforms
+            files["dense.npy"].extend(rows, lambda dense: transform_into(block.dense, *transforms, dense))
         if rows and (self._is_raw or self._job.table is not None):
             self._ranges.append(column_range(block.dense))
             self._negatives += np.count_nonzero(block.dense < 0, axis=0)

@@ -129,7 +129,7 @@ class ParsedChunk:
             contents = read_rows([(path, *each) for each in blocks], width, dtype)
             for (begin, _), rows in zip(blocks, contents, strict=True):
                 # The one encoding that rounds ids is also the one whose integers wrap around.
-                transforms = job.rules.dense, self.transforms, self.dense_range, job.rules.rounds_ids
+                transforms = job.rules.dense_transform, self.transforms, self.dense_range, job.rules.rounds_ids
                 yield begin, rows if is_stored else transform_rows(rows, *transforms)
             return
         # Each distinct value of the chunk is looked up once; rows then take ids by their codes.

@@ -16,6 +16,7 @@ import pandas as pd
 import pyarrow
 import pyarrow.parquet
 import pytest
+from msgspec import structs
 from numpy.typing import NDArray
 
 from app.config.data import DataConfig
@@ -164,7 +165,7 @@ def test_ids_above_2_to_the_24_are_rounded(tmp_path: Path, criteo: ModuleType, m
         (tmp_path / f"day_{day}").write_bytes(awkward_day(rows, day, edge=False))
     expected, contiguous = run_torchrec(criteo, tmp_path, 3, threshold=3, shift=first_id - 2)
     for encoding in (Encoding.torchrec, Encoding.torchrec_fixed):
-        monkeypatch.setitem(RULES, encoding, replace(RULES[encoding], first_id=first_id))
+        monkeypatch.setitem(RULES, encoding, structs.replace(RULES[encoding], first_id=first_id))
         root = tmp_path / encoding.value
         overrides = [f"data.encoding={encoding.value}", "data.frequency_threshold=3"]
         manifest = prepare(f"data.raw={tmp_path}/day_?", f"data.path={root}", *overrides)
