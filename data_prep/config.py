@@ -254,9 +254,14 @@ class DataConfig:
         is_common=True,
     )
     max_categories: int | None = key(
-        None, "amd_blog: columns with more values are dropped; null: 10,000, as in the blog", at_least=1
+        None,
+        "columns with more values are dropped; null: 10,000, as in AMD's blog",
+        at_least=1,
+        only_with={"encoding": Encoding.amd_blog},
     )
-    vocabulary_order: VocabularyOrder | None = key(None, "vocabulary: order of the ids; null: by frequency")
+    vocabulary_order: VocabularyOrder | None = key(
+        None, "order of the ids; null: by frequency", only_with={"encoding": (Encoding.vocabulary, None)}
+    )
     dense_transform: DenseTransform | None = key(
         None,
         "how integers become numbers; null: the encoding's own, for your own table signed_log1p. A transform of a "
@@ -609,9 +614,6 @@ def resolve_rules(data: DataConfig, num_sources: int, table: Table | None = None
         rules = replace(rules, fitted_on_train=True, first_id=1, unknown_id=0)
     if rules.order is None and rules.frequency_threshold > 1:
         raise UserError(f"data.frequency_threshold: has no effect with data.encoding={encoding.value}; leave it out")
-    for name, owner in (("max_categories", Encoding.amd_blog), ("vocabulary_order", Encoding.vocabulary)):
-        if getattr(data, name) is not None and encoding is not owner:
-            raise UserError(f"data.{name}: has no effect with data.encoding={encoding.value}")
     if encoding in FIXED_SPLIT_ENCODINGS:
         for name, value, neutral in (
             ("max_ind_range", data.max_ind_range, None),
