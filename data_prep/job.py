@@ -485,12 +485,6 @@ def window_rows(data: DataConfig) -> int:
     return parse_size(data.memory_budget, "data.memory_budget") // WINDOWS_PER_BUDGET // np.dtype(np.uint32).itemsize
 
 
-def _parent_bytes(data: DataConfig, job: Job) -> int:
-    """Return the parent's memory to order rows while workers fit vocabularies, and Arrow's in the fork server."""
-    to_order = 2 * np.dtype(np.uint32).itemsize * window_rows(data) if job.rules.is_arranged else 0
-    return to_order + (ARROW_BYTES if job.table is not None else 0)
-
-
 def _budget_here(data: DataConfig) -> int:
     """Return the bytes that all processes may take: the budget, or the container's lower limit.
 
@@ -513,33 +507,34 @@ def limit_workers(data: DataConfig, workers: int, need: int, parent_bytes: int =
     return min(allowed, workers)
 
 
-def num_workers(data: DataConfig, job: Job, num_tasks: int) -> int:
-    """Return the number of processes for parsing: data.workers or one per CPU, limited by tasks and memory budget."""
+def plan_parsing(data: DataConfig, job: Job, num_tasks: int) -> tuple[int, bool]:
+    """Return the number of processes for parsing, and whether one reads each text source once, for rows and checksum.
+
+    Otherwise sources are read in chunks, and again for their checksums. Processes: data.workers or one per CPU, limited
+    by tasks and memory budget.
+    """
+    # This process orders rows while workers fit vocabularies; Arrow is in the fork server, too.
+    parent_bytes = ARROW_BYTES if job.table is not None else 0
+    parent_bytes += 2 * np.dtype(np.uint32).itemsize * window_rows(data) if job.rules.is_arranged else 0
     workers = min(data.workers or usable_cpus(), num_tasks)
     if data.scheduler is not None:
         workers = 1  # each worker of a cluster has the whole budget
-    is_streamed = any(source.compressed for source in job.sources)
-    need = worker_bytes(data, job, "stream" if is_streamed else "parse")
+    streamed = worker_bytes(data, job, "stream")
+    need = streamed if any(source.compressed for source in job.sources) else worker_bytes(data, job, "parse")
     # The same processes parse and fit, so the larger of both needs decides.
     need = max(need, worker_bytes(data, job, "fit") if job.rules.order else 0)
-    return limit_workers(data, workers, need, parent_bytes=_parent_bytes(data, job))
+    workers = limit_workers(data, workers, need, parent_bytes)
 
-
-def reads_whole(data: DataConfig, job: Job, workers: int) -> bool:
-    """Return whether one worker reads each text source once, instead of in chunks and again for its checksum.
-
-    True if this keeps all workers busy about equally long within the memory budget. A cluster cannot stop a task that
-    has begun, so its tasks must be shorter than a file.
-    """
-    parent_bytes = PARENT_BYTES + SERVER_BYTES + _parent_bytes(data, job)
-    all_bytes = parent_bytes + workers * worker_bytes(data, job, "stream")
+    # A cluster cannot stop a task that has begun, so its tasks must be shorter than a file.
+    all_bytes = PARENT_BYTES + SERVER_BYTES + parent_bytes + workers * streamed
     if data.scheduler is not None or all_bytes > _budget_here(data):
-        return False
-    # Giving the largest files first to the least busy worker comes close to the best division.
+        return workers, False
+    # Whole files must keep all workers busy about equally long. Giving the largest files first to the least busy worker
+    # comes close to the best division.
     loads = [0] * workers
     for size in sorted((source.bytes for source in job.sources), reverse=True):
         loads[loads.index(min(loads))] += size
-    return max(loads) * workers <= MAX_UNEVEN * sum(loads)
+    return workers, max(loads) * workers <= MAX_UNEVEN * sum(loads)
 
 
 def workers_to_encode(data: DataConfig, job: Job, workers: int, table_values: dict[str, int]) -> int:

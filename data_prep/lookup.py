@@ -334,54 +334,34 @@ def column_transforms(table: Table | None, fits: Mapping[str, Sequence[float]]) 
     return [ColumnTransform(index, name, tuple(fits.get(table.dense[index], ()))) for index, name in pairs]
 
 
-def transform_into(
-    dense: NDArray[Any], transform: DenseTransform, column_transforms: Sequence[ColumnTransform], result: NDArray[Any]
-) -> None:
-    """Write transformed integers to `result` [rows, N], which is contiguous; for transforms without range or fit.
-
-    Beside `transform_rows`, this saves an array of all rows with the commonest transform, log1p of Criteo's integers.
-    """
-    if transform is DenseTransform.log1p and dense.dtype == np.int32:
-        encode_dense(dense, result)
-    else:
-        result[:] = transform_rows(dense, transform, column_transforms)
-
-
-def transform_rows(
+def transform_dense(
     dense: NDArray[Any],
     transform: DenseTransform,
-    column_transforms: Sequence[ColumnTransform],
     dense_range: DenseRange | None = None,
     wraps: bool = False,
+    column_transforms: Sequence[ColumnTransform] = (),
+    result: NDArray[Any] | None = None,
 ) -> NDArray[Any]:
     """Apply a transform to all columns but those of `column_transforms`, which have their own.
 
-    The other arguments are as for `transform_dense`.
-    """
-    if not column_transforms:
-        return transform_dense(dense, transform, dense_range, wraps)
-    with np.errstate(all="ignore"):  # numbers of the columns that follow may be too large
-        result = transform_dense(dense, transform, dense_range, wraps)
-    transform_columns(dense, column_transforms, result)
-    return result
-
-
-def transform_dense(
-    dense: NDArray[Any], transform: DenseTransform, dense_range: DenseRange | None = None, wraps: bool = False
-) -> NDArray[Any]:
-    """Apply a transform; the result has the transform's dtype.
+    The result has the transform's dtype; it is written to `result` [rows, N] if given, which is contiguous.
 
     Args:
         dense: [rows, N] int32, or float64 for a user's table; 0 if missing.
         dense_range: range of the rows' source for `torchrec`, of all rows for `minmax`.
         wraps: with `torchrec`, differences beyond int32 wrap around as in TorchRec.
     """
+    # The commonest case, log1p of Criteo's integers, needs no array of all rows beside the result.
     if transform is DenseTransform.log1p and dense.dtype == np.int32:
-        return encode_dense(dense)
-    if transform in (DenseTransform.raw, DenseTransform.integers):
-        return dense.astype(transform.dtype)
+        return encode_dense(dense, result)
     low, high = (np.zeros(0), np.zeros(0)) if dense_range is None else dense_range
-    return transform_numbers(dense, transform.value, low, high, wraps)
+    with np.errstate(all="ignore"):  # numbers of the columns that follow may be too large
+        converted = transform_numbers(dense, transform.value, low, high, wraps).astype(transform.dtype, copy=False)
+    transform_columns(dense, column_transforms, converted)
+    if result is None:
+        return converted
+    result[:] = converted
+    return result
 
 
 TEXT_KINDS = ("texts", "offsets")

@@ -155,11 +155,11 @@ def _make_dataset(data: DataConfig, root: Path, job: Job, parameters: dict[str, 
 
 def run_stages(data: DataConfig, job: Job) -> finish.Result:
     """Run all stages, which leave their files in `job.work`; return what they found, for figures and manifest."""
-    workers = jobs.num_workers(data, job, len(parse_tasks(job)))
+    workers, is_whole = jobs.plan_parsing(data, job, len(parse_tasks(job)))
     with open_executor(data.scheduler, workers) as executor:
         # Raw files to chunks of columns; equal files and labels of one class are refused as soon as they are known.
         md5s = compare_md5s(job, data.checksums, executor) if data.train is not None else []
-        records, digests, forms = parse_sources(job, executor, jobs.reads_whole(data, job, workers))
+        records, digests, forms = parse_sources(job, executor, is_whole)
         finish.refuse_labels(job, fitted_records(job, records), data.allow_degenerate)
         result = finish.Result(records, digests, forms, md5s, executor.workers, dict.fromkeys(job.schema.sparse))
 

@@ -31,7 +31,7 @@ from data_prep.lookup import (
     encode_dense,
     encode_hash,
     join_ranges,
-    transform_into,
+    transform_dense,
 )
 from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows, parse_bytes, parse_lines
 from data_prep.parsing.formats import Chunk, FileLayout, LineFormat, format_named, table_layout, table_size
@@ -265,8 +265,9 @@ class ChunkWriter(AbstractContextManager["ChunkWriter"]):
             files["integers.npy"].append(block.dense)
         else:
             # The transform writes to the memory of the file, which saves a copy of all rows.
-            transforms = rules.dense_transform, self._column_transforms
-            files["dense.npy"].extend(rows, lambda dense: transform_into(block.dense, *transforms, dense))
+            transform = partial(transform_dense, block.dense, rules.dense_transform)
+            own = self._column_transforms
+            files["dense.npy"].extend(rows, lambda dense: transform(column_transforms=own, result=dense))
         if rows and (self._is_raw or self._job.table is not None):
             self._ranges.append(column_range(block.dense))
             self._negatives += np.count_nonzero(block.dense < 0, axis=0)

@@ -67,7 +67,7 @@ from data_prep.lookup import (
     map_tables,
     text_path,
     torchrec_ids,
-    transform_rows,
+    transform_dense,
     vocabulary_path,
 )
 from data_prep.stages.columns import chunk_bags, column_blocks, read_dictionary, row_blocks
@@ -129,8 +129,8 @@ class ParsedChunk:
             contents = read_rows([(path, *each) for each in blocks], width, dtype)
             for (begin, _), rows in zip(blocks, contents, strict=True):
                 # The one encoding that rounds ids is also the one whose integers wrap around.
-                transforms = job.rules.dense_transform, self.transforms, self.dense_range, job.rules.rounds_ids
-                yield begin, rows if is_stored else transform_rows(rows, *transforms)
+                transforms = job.rules.dense_transform, self.dense_range, job.rules.rounds_ids, self.transforms
+                yield begin, rows if is_stored else transform_dense(rows, *transforms)
             return
         # Each distinct value of the chunk is looked up once; rows then take ids by their codes.
         columns = [schema.single.index(feature) for feature in self.single]
