@@ -61,36 +61,30 @@ class Coding(NamedTuple):
     codes: NDArray[np.unsignedinteger]
 
 
-class Counted(NamedTuple):
-    """A column's run; and its coding, or None if values repeat too rarely or are too many."""
+def count_values(values: NDArray[np.uint32], rows: NDArray[np.int64] | None = None) -> tuple[Run, Coding | None]:
+    """Return a column's run, and its coding, or None if values repeat too rarely or are too many.
 
-    run: Run
-    coding: Coding | None
-
-
-def count_values(values: NDArray[np.uint32], rows: NDArray[np.int64] | None = None) -> Counted:
-    """Count a column, whose `values` [n] may be sorted in place.
-
-    rows: row of each value, ascending and less than 2^32 beyond rows[0]; None: `first` is all 0.
+    values: [n], may be sorted in place. rows: row of each value, ascending and less than 2^32 beyond rows[0]; None:
+    `first` is all 0.
     """
     repeated = _count_repeated(values)
     if repeated is not None:
-        first = np.zeros(len(repeated.run.first), np.int64) if rows is None else rows[repeated.run.first]
-        return repeated._replace(run=repeated.run._replace(first=first))
+        run, coding = repeated
+        return run._replace(first=np.zeros_like(run.first) if rows is None else rows[run.first]), coding
     if rows is None:
         values.sort()
         starts = _group_starts(values)
-        return Counted(Run(values[starts], np.diff(starts, append=len(values)), np.zeros(len(starts), np.int64)), None)
+        return Run(values[starts], np.diff(starts, append=len(values)), np.zeros(len(starts), np.int64)), None
     # NumPy sorts 64-bit keys by vector instructions. The row in the lower half puts a first row first.
     keys = (values.astype(np.uint64) << np.uint64(32)) | (rows - rows[0]).astype(np.uint64)
     keys.sort()
     sorted_values = (keys >> np.uint64(32)).astype(np.uint32)
     starts = _group_starts(sorted_values)
     first = (keys[starts] & np.uint64(0xFFFFFFFF)).astype(np.int64) + rows[0]
-    return Counted(Run(sorted_values[starts], np.diff(starts, append=len(values)), first), None)
+    return Run(sorted_values[starts], np.diff(starts, append=len(values)), first), None
 
 
-def _count_repeated(values: NDArray[np.uint32]) -> Counted | None:
+def _count_repeated(values: NDArray[np.uint32]) -> tuple[Run, Coding | None] | None:
     """Return the run, with `first` from 0, and the coding of values that mostly repeat; None for other values."""
     # The kernel gives up at this number of values, so its outputs need no more room.
     max_values = len(values) // ROWS_PER_VALUE + FREE_VALUES + 1
@@ -106,8 +100,8 @@ def _count_repeated(values: NDArray[np.uint32]) -> Counted | None:
     run = Run(repeated[order], counts[order], first[order])
     # A code of more than two bytes would save little over the value itself.
     if number > MAX_CODES:
-        return Counted(run, None)
-    return Counted(run, Coding(repeated[:number].copy(), codes if number > FEW_CODES else codes.astype(np.uint8)))
+        return run, None
+    return run, Coding(repeated[:number].copy(), codes if number > FEW_CODES else codes.astype(np.uint8))
 
 
 def _group_starts(values: NDArray[np.uint32]) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from common.jit import Int, count_ones, count_trailing_zeros, jit, load_u64, match_64
-from data_prep.dataset.options import CRITEO, Schema
+from data_prep.dataset.options import CRITEO
 from data_prep.sources.discover import copy_command
 from data_prep.sources.line_blocks import describe_bare_returns
 
@@ -436,22 +436,22 @@ def parse_lines(
     return int(row), int(position)
 
 
-def empty_block(rows: int, schema: Schema = CRITEO) -> Block:
+def empty_block(rows: int) -> Block:
     """Allocate a block of `rows` rows, whose values the parser has to write."""
     return Block(
         labels=np.empty(rows, np.int32),
-        dense=np.empty((rows, len(schema.dense)), np.int32),
-        sparse=np.empty((rows, len(schema.sparse)), np.uint32),
+        dense=np.empty((rows, len(CRITEO.dense)), np.int32),
+        sparse=np.empty((rows, len(CRITEO.sparse)), np.uint32),
     )
 
 
-def max_rows(num_bytes: int, schema: Schema = CRITEO) -> int:
+def max_rows(num_bytes: int) -> int:
     """Return an upper bound of the rows in `num_bytes`, for an allocation: rows with all fields empty but the label."""
     # A label, a tab before each other column, and a newline.
-    return num_bytes // (len(schema.columns) + 1) + 1
+    return num_bytes // (len(CRITEO.columns) + 1) + 1
 
 
-def parse_bytes(data: bytes, name: str, schema: Schema = CRITEO) -> Block:
+def parse_bytes(data: bytes, name: str) -> Block:
     """Parse whole rows in memory, of which the last may lack its newline; `name`: of the source in errors."""
     # The kernel loads whole words, also past the last row.
     buffer = np.zeros(len(data) + 1 + PADDING, np.uint8)
@@ -460,16 +460,16 @@ def parse_bytes(data: bytes, name: str, schema: Schema = CRITEO) -> Block:
     if data[-1] != NEWLINE:
         buffer[end] = NEWLINE
         end += 1
-    block = empty_block(max_rows(end, schema), schema)
+    block = empty_block(max_rows(end))
     rows, position = parse_lines(buffer, 0, end, *block)
     if position != end:
         line = bytes(buffer[position:end]).split(b"\n", 1)[0]
         is_last = position + len(line) + 1 >= end
-        raise UserError(diagnose_row(line, name, 1 + rows, schema, is_last))
+        raise UserError(diagnose_row(line, name, 1 + rows, is_last))
     return Block(block.labels[:rows], block.dense[:rows], block.sparse[:rows])
 
 
-def diagnose_row(line: bytes, name: str, row: int, schema: Schema, is_last: bool) -> str:
+def diagnose_row(line: bytes, name: str, row: int, is_last: bool) -> str:
     """Return a line for the user: file, row, column, what is wrong, and the remedy.
 
     Args:
@@ -478,7 +478,7 @@ def diagnose_row(line: bytes, name: str, row: int, schema: Schema, is_last: bool
         is_last: whether it is the file's last row, which may be cut off.
     """
     location = f"{name}: row {row}"
-    columns = schema.columns
+    columns = CRITEO.columns
     if line.endswith(b"\r"):
         line = line[:-1]
     if not line:
@@ -489,7 +489,7 @@ def diagnose_row(line: bytes, name: str, row: int, schema: Schema, is_last: bool
     if len(fields) != len(columns) and not _is_text(line):
         return f"{location}: not text; give tab-separated rows, plain or gzip-compressed, or a table with data.schema"
     # Another format shows in the first row already, and its remedy converts the whole file, not a row.
-    if row == 1 and (form := _describe_other_form(fields, name, len(columns), len(schema.dense))):
+    if row == 1 and (form := _describe_other_form(fields, name)):
         return f"{location}: {form}"
     if len(fields) != len(columns):
         column = columns[len(fields)] if len(fields) < len(columns) else columns[-1]
@@ -501,20 +501,17 @@ def diagnose_row(line: bytes, name: str, row: int, schema: Schema, is_last: bool
             remedy = f"something follows column {column}: correct or remove this row"
         return f"{location}: {len(fields)} columns, but a row has {len(columns)}; {remedy}"
     for field, column in zip(fields, columns, strict=True):
-        if fault := _describe_fault(field, column, schema):
+        if fault := _describe_fault(field, column):
             # Bytes that are not ASCII appear as escapes.
             shown = ascii(field[:40].decode("ascii", "backslashreplace")) + ("…" if len(field) > 40 else "")
             return f"{location}, column {column}: {shown} {fault}; correct or remove this row"
     return f"{location}: not readable as a row; correct or remove this row"
 
 
-def _describe_other_form(fields: list[bytes], path: str, columns: int, numbers: int) -> str:
-    """Describe the first row of a file in another format, with a remedy; "" if it is none.
-
-    columns, numbers: how many columns a Criteo row has, and how many of them are integers.
-    """
-    commas = fields[0].count(b",")
-    if len(fields) > 1 and all(field[:1].isalpha() for field in fields[: 1 + numbers]):
+def _describe_other_form(fields: list[bytes], path: str) -> str:
+    """Describe the first row of a file in another format, with a remedy; "" if it is none."""
+    commas, columns = fields[0].count(b","), len(CRITEO.columns)
+    if len(fields) > 1 and all(field[:1].isalpha() for field in fields[: 1 + len(CRITEO.dense)]):
         if len(fields) != columns:
             return r"names of columns; of a table of your own, name them in data.schema=FILE (delimiter: \"\t\")"
         return f"names of columns, which raw rows do without; remove it: {copy_command('tail -n +2', path)}"
@@ -534,13 +531,13 @@ def _is_text(line: bytes) -> bool:
         return False
 
 
-def _describe_fault(field: bytes, column: str, schema: Schema) -> str | None:
+def _describe_fault(field: bytes, column: str) -> str | None:
     """Describe the fault of one field by the rules of the kernels; None if it has none."""
-    if column == schema.label:
+    if column == CRITEO.label:
         return None if field in (b"0", b"1") else "is not a label (0 or 1)"
     if not field:
         return None
-    if column in schema.dense:
+    if column in CRITEO.dense:
         digits = field[1:] if field.startswith(b"-") else field
         if not (digits.isdigit() and digits.isascii()):
             return "is not an integer"

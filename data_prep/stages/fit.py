@@ -91,11 +91,11 @@ def write_counts(
     for feature in range(len(job.schema.sparse)):
         column = read_column(feature)
         column = column if len(rows) == len(column) else column[rows]
-        value_counts = count_values(column, rows if in_order else None)
-        codings.append(value_counts.coding)
-        for array in value_counts.run:
+        run, coding = count_values(column, rows if in_order else None)
+        codings.append(coding)
+        for array in run:
             file.append(array.astype(np.uint32, copy=False))
-        distinct.append(len(value_counts.run.values))
+        distinct.append(len(run.values))
     return distinct, file.close(), codings
 
 

@@ -173,7 +173,7 @@ def _parse_lines(task: ParseTask, chunk: int, lines: LineBlocks, counters: Count
         assert isinstance(form, LineFormat)
         batches = form.batches_of(source, lines, stop, *_columns_and_layout(job, job.table, source))
         return _parse_batches(task, job.table, chunk, batches, counters)
-    buffer = empty_block(max_rows(BLOCK_BYTES, job.schema) + 1, job.schema)
+    buffer = empty_block(max_rows(BLOCK_BYTES) + 1)
     with ChunkWriter(job, task.source, chunk) as files:
         for block in lines.read_until(stop):
             rows, position = parse_lines(block.buffer, block.start, block.end, *buffer)
@@ -182,7 +182,7 @@ def _parse_lines(task: ParseTask, chunk: int, lines: LineBlocks, counters: Count
                 is_last = block.is_last and position + len(line) + 1 >= block.end
                 # Lines before the block are counted only for this error, as a task begins in the middle of a file.
                 row = count_lines_before(source, block.offset + position - block.start) + 1
-                raise UserError(diagnose_row(line, source.path, row, job.schema, is_last))
+                raise UserError(diagnose_row(line, source.path, row, is_last))
             files.append(Block(buffer.labels[:rows], buffer.dense[:rows], buffer.sparse[:rows]))
             counters.add(lines.advance(), rows)
     return files

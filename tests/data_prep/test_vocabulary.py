@@ -44,9 +44,9 @@ def test_counted_merged_capped_and_ordered(
     (gap, threshold, limit, part_bytes), runs, begin = numbers, [], 7
     for values in units:
         if order is VocabularyOrder.frequency:
-            runs.append(count_values(np.array(values, np.uint32)).run)
+            runs.append(count_values(np.array(values, np.uint32))[0])
         else:
-            runs.append(count_values(np.array(values, np.uint32), np.arange(begin, begin + len(values))).run)
+            runs.append(count_values(np.array(values, np.uint32), np.arange(begin, begin + len(values)))[0])
         assert dict(zip(runs[-1].values.tolist(), runs[-1].counts.tolist(), strict=True)) == Counter(values)
         assert runs[-1].values.tolist() == sorted(set(values))
         begin += len(values) + gap
