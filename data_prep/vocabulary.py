@@ -11,20 +11,19 @@ number of values.
 import mmap
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from common.errors import UserError
-from common.files import FileDigest
+from common.files import FileDigest, digest_file
 from common.jit import Int, jit
 from common.machine import share_allocator_with_arrow
 from data_prep.dataset.options import VocabularyOrder
-from data_prep.io import ArrayWriter, npy_header, open_array, unload
+from data_prep.io import npy_header, open_array, unload
 from data_prep.lookup import EMPTY_SLOT, HASH_MULTIPLIER, insert, text_buffers
 
 PartT_co = TypeVar("PartT_co", covariant=True)
@@ -356,33 +355,36 @@ def rank_values(parts: Sequence[AnyRun], path: Path, order: VocabularyOrder) -> 
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     size = sum(len(part.values) for part in parts)
-    with open(path, "wb+") as file:
+    if size and order is VocabularyOrder.frequency:
+        # A counting sort: values go to places all over the file, so it is mapped. The number of values with larger
+        # counts is the first rank of a class. Parts ascend by value, and so do ties.
+        mapped, vocabulary = map_new_file(path, np.uint32, size)
+        counts, sizes = count_classes(parts)
+        larger = np.cumsum(sizes[::-1])[::-1] - sizes
+        for part in parts:
+            place_by_rank(part.values, np.searchsorted(counts, part.counts), larger, vocabulary)
+            unload(mapped)  # Pages all over the file would soon count as resident memory.
+        return size
+    with open(path, "wb") as file:
         file.write(npy_header(np.dtype(np.uint32), size, None))
-        if size and order is VocabularyOrder.frequency:
-            # A counting sort: values go to places all over the file, so it is mapped. The number of values with larger
-            # counts is the first rank of a class. Parts ascend by value, and so do ties.
-            file.flush()
-            reserve(file.fileno(), file.tell() + size * np.dtype(np.uint32).itemsize)
-            mapped = mmap.mmap(file.fileno(), 0)
-            vocabulary = np.frombuffer(mapped, np.uint32, offset=file.tell())
-            counts, sizes = count_classes(parts)
-            larger = np.cumsum(sizes[::-1])[::-1] - sizes
-            for part in parts:
-                place_by_rank(part.values, np.searchsorted(counts, part.counts), larger, vocabulary)
-                unload(mapped)  # Pages all over the file would soon count as resident memory.
-        elif size:
-            in_order = order is VocabularyOrder.first_appearance
-            for values in _by_first_row(parts) if in_order else (part.values for part in parts):
-                values.tofile(file)
+        in_order = size and order is VocabularyOrder.first_appearance
+        for values in _by_first_row(parts) if in_order else (part.values for part in parts):
+            values.tofile(file)
     return size
 
 
-def reserve(file: int, size: int) -> None:
-    """Set a file's size, and reserve the space if possible: writing to a mapped hole on a full disk would be fatal."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file, 0, size)
-    else:
-        os.ftruncate(file, size)
+def map_new_file(path: Path, dtype: DTypeLike, size: int) -> tuple[mmap.mmap, NDArray[Any]]:
+    """Make a .npy file [size] and map it; its space is reserved, as writing to a hole on a full disk would be fatal."""
+    with open(path, "wb+") as file:
+        file.write(npy_header(np.dtype(dtype), size, None))
+        file.flush()
+        num_bytes = file.tell() + size * np.dtype(dtype).itemsize
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+        else:
+            os.ftruncate(file.fileno(), num_bytes)
+        mapped = mmap.mmap(file.fileno(), 0)
+        return mapped, np.frombuffer(mapped, dtype, offset=file.tell())
 
 
 def _by_first_row(parts: Sequence[AnyRun]) -> Iterator[NDArray[np.uint32]]:
@@ -436,8 +438,7 @@ def place_by_rank(
 
 
 BYTES_PER_ENTRY = 160  # an entry without its text: merging, copies, ranking
-COPIES_OF_TEXT = 4  # in memory while texts are merged or sorted
-MAX_BUCKETS = 256  # files open at once
+COPIES_OF_TEXT = 4  # in memory while texts are merged
 ORDER_VALUES = 1 << 20  # ids read at once
 SHOWN_CHARACTERS = 40
 
@@ -542,7 +543,6 @@ class NumberedValues:
         share_allocator_with_arrow()
         self._directory, self._with_texts = directory, with_texts
         self.sizes: list[int] = []  # values of each part
-        self.num_bytes = 0  # memory of all values and texts
         directory.mkdir(parents=True, exist_ok=True)
 
     def runs(self, parts: Iterator[Entries]) -> Iterator[Run]:
@@ -561,20 +561,20 @@ class NumberedValues:
             with pa.ipc.new_stream(str(path), batch.schema) as writer:
                 writer.write_batch(batch)
             self.sizes.append(len(batch))
-            self.num_bytes += batch.nbytes
             numbers = np.arange(number, number + len(part.values), dtype=np.uint32)
             number += len(numbers)
             yield Run(numbers, part.counts, part.first)
 
-    def parts(self) -> Iterator[Any]:
-        """Yield each part as a table with the columns `value` and, if texts are kept, `text`."""
-        for index in range(len(self.sizes)):
-            yield _read_stream(self._directory / f"{index}.arrow")
+    def parts(self) -> Iterator[tuple[slice, Any]]:
+        """Yield the numbers of each part, and it as a table with the columns `value` and, if texts are kept, `text`."""
+        import pyarrow as pa
+
+        for index, end in enumerate(accumulate(self.sizes)):
+            with pa.OSFile(str(self._directory / f"{index}.arrow")) as file, pa.ipc.open_stream(file) as stream:
+                yield slice(end - self.sizes[index], end), stream.read_all()
 
 
-def write_ranked(
-    numbered: NumberedValues, order: Path, paths: Sequence[Path], directory: Path, part_bytes: int
-) -> list[FileDigest]:
+def write_ranked(numbered: NumberedValues, order: Path, paths: Sequence[Path], scratch: Path) -> list[FileDigest]:
     """Write the values, and texts, in the order of their ids.
 
     Returns the digests of `paths`.
@@ -582,90 +582,56 @@ def write_ranked(
     Args:
         order: file with the number of each id's value, from `rank_values`.
         paths: files to write: values and, if texts are kept, texts and their offsets.
-        directory: directory for temporary files.
-        part_bytes: memory to use.
+        scratch: temporary file.
     """
+    # The places of ids are random, so files are mapped, touched everywhere, and released block by block. First the rank
+    # of each number's value plus one, or 0 for a value without an id.
     numbers = open_array(order)
-    buckets, text_bytes = _sort_into_buckets(numbered, numbers, directory, part_bytes)
-    forms = (np.uint64, len(numbers)), (np.uint8, text_bytes), (np.int64, 1 + len(numbers))
-    with ExitStack() as stack:
-        values, *texts = (
-            stack.enter_context(ArrayWriter(path, dtype, None, rows))
-            for path, (dtype, rows) in zip(paths, forms, strict=False)
-        )
-        if texts:
-            texts[1].append(np.zeros(1, np.int64))
-        for bucket in buckets:
-            table = _read_stream(bucket).sort_by("id")
-            values.append(table.column("value").to_numpy())
-            if texts:
-                offsets, content = text_buffers(table.column("text").combine_chunks())
-                texts[1].append(offsets[1:] + texts[0].rows)
-                texts[0].append(content)
-        return [writer.close() for writer in (values, *texts)]
-
-
-def _sort_into_buckets(
-    numbered: NumberedValues, order: NDArray[np.uint32], directory: Path, part_bytes: int
-) -> tuple[list[Path], int]:
-    """Sort the values into files by consecutive ids, small enough to sort in memory.
-
-    order: number of each id's value, [ids]. part_bytes: memory to sort a file. Returns the files' paths, with columns
-    `value`, `text` if texts are kept, and `id`; and the bytes of all texts.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    # Ids scatter over all parts, and all texts may exceed memory, so files of consecutive ids are sorted singly.
-    num_buckets = min(MAX_BUCKETS, 1 + COPIES_OF_TEXT * numbered.num_bytes // part_bytes)
-    ids_per_bucket = max(1, -(-len(order) // num_buckets))
-    paths = [directory / f"ids-{i}.arrow" for i in range(-(-len(order) // ids_per_bucket))]
-    text_bytes = 0
-    with ExitStack() as stack:
-        writers: list[Any] = []
-        for ids, table in zip(_ids_by_part(numbered, order, directory / "ids"), numbered.parts(), strict=True):
-            if not writers:
-                schema = table.schema.append(pa.field("id", pa.uint32()))
-                writers = [stack.enter_context(pa.ipc.new_stream(str(path), schema)) for path in paths]
-            id_positions = np.flatnonzero(ids)
-            bucket = (ids[id_positions] - 1) // ids_per_bucket
-            by_bucket = np.argsort(bucket, kind="stable")
-            entries = id_positions[by_bucket]
-            rows = table.take(pa.array(entries)).append_column("id", pa.array(ids[entries] - 1))
-            if "text" in rows.column_names:
-                text_bytes += pc.sum(pc.binary_length(rows.column("text"))).as_py() or 0
-            cuts = np.searchsorted(bucket[by_bucket], np.arange(len(paths) + 1)).tolist()
-            for writer, (start, stop) in zip(writers, pairwise(cuts), strict=True):
-                if start < stop:
-                    writer.write_table(rows.slice(start, stop - start))
-    return paths, text_bytes
-
-
-def _ids_by_part(numbered: NumberedValues, order: NDArray[np.uint32], path: Path) -> Iterator[NDArray[np.uint32]]:
-    """Yield for each part of `numbered` the rank plus one of each value, or 0 for a value without one: [n] uint32.
-
-    A rank is an index of `order`, the id counted from 0. path: temporary file of all ranks.
-    """
-    if not numbered.sizes:
-        return
-    with open(path, "wb+") as file:
-        reserve(file.fileno(), sum(numbered.sizes) * order.itemsize)
-        mapped = mmap.mmap(file.fileno(), 0)
-    ids = np.frombuffer(mapped, np.uint32)
-    # The places of ids are random, so the mapped file is touched everywhere and released block by block.
-    for start in range(0, len(order), ORDER_VALUES):
-        numbers = np.array(order[start : start + ORDER_VALUES])
-        ids[numbers] = np.arange(start + 1, start + 1 + len(numbers), dtype=np.uint32)
+    mapped, ranks = map_new_file(scratch, np.uint32, sum(numbered.sizes))
+    for start in range(0, len(numbers), ORDER_VALUES):
+        block = np.array(numbers[start : start + ORDER_VALUES])
+        ranks[block] = np.arange(start + 1, start + 1 + len(block), dtype=np.uint32)
         unload(mapped)
-    begin = 0
-    for size in numbered.sizes:
-        yield np.array(ids[begin : begin + size])
-        begin += size
+    mapped, values = map_new_file(paths[0], np.uint64, len(numbers))
+    for part, table in numbered.parts():
+        with_id = np.flatnonzero(ranks[part])
+        values[ranks[part][with_id] - 1] = table.column("value").to_numpy()[with_id]
+        unload(mapped)
+    if len(paths) > 1:
+        _write_texts(numbered, ranks, paths[1], paths[2], len(numbers))
+    return [digest_file(path) for path in paths]
 
 
-def _read_stream(path: Path) -> Any:
-    """Read the table of a file in Arrow's stream format."""
-    import pyarrow as pa
+def _write_texts(
+    numbered: NumberedValues, ranks: NDArray[np.uint32], texts_path: Path, offsets_path: Path, size: int
+) -> None:
+    """Write the texts of values by their ranks, and their offsets; size: number of values with a rank."""
+    mapped_offsets, offsets = map_new_file(offsets_path, np.int64, size + 1)
+    for part, table in numbered.parts():
+        with_id = np.flatnonzero(ranks[part])
+        begins, _ = text_buffers(table.column("text").combine_chunks())
+        offsets[ranks[part][with_id]] = np.diff(begins)[with_id]
+    np.cumsum(offsets, out=offsets)
+    mapped, texts = map_new_file(texts_path, np.uint8, int(offsets[-1]))
+    for part, table in numbered.parts():
+        begins, content = text_buffers(table.column("text").combine_chunks())
+        copy_texts(content, begins, ranks[part], offsets, texts)
+        unload(mapped)
+        unload(mapped_offsets)
 
-    with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
-        return stream.read_all()
+
+@jit
+def copy_texts(
+    content: NDArray[np.uint8],
+    begins: NDArray[np.int64],
+    ranks: NDArray[np.uint32],
+    offsets: NDArray[np.int64],
+    texts: NDArray[np.uint8],
+) -> None:
+    """Copy text i, content[begins[i] : begins[i + 1]], to texts[offsets[ranks[i] - 1] :]; none with rank 0."""
+    for i in range(len(ranks)):
+        if ranks[i] > 0:
+            target = offsets[ranks[i] - 1]
+            for place in range(begins[i], begins[i + 1]):
+                texts[target] = content[place]
+                target += 1

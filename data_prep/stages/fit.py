@@ -182,7 +182,7 @@ def fit_feature(
         values = _rank(job.rules, runs_of_numbers, scratch / "order.npy", scratch)
         suffixes = ["npy", *(f"{kind}.npy" for kind in TEXT_KINDS if job.keeps_texts)]
         paths = [path_of(path.with_suffix(""), suffix) for suffix in suffixes]
-        digests = write_ranked(numbered, scratch / "order.npy", paths, scratch, max_bytes)
+        digests = write_ranked(numbered, scratch / "order.npy", paths, scratch / "ranks.npy")
         files = dict(zip(suffixes, digests, strict=True))
     shutil.rmtree(scratch, ignore_errors=True)  # exists if there were several parts
     counters.add(_counted_bytes(counts, feature))

@@ -138,7 +138,7 @@ def test_values_and_texts_are_in_the_order_of_their_ids(
         parts = spill_parts(most_frequent(parts, limit), directory / "kept")
     assert rank_values(parts, directory / "order.npy", order) == len(expected)
     paths = [directory / name for name in ("c.npy", "c.texts.npy", "c.offsets.npy")[: 3 if with_texts else 1]]
-    digests = write_ranked(numbered, directory / "order.npy", paths, directory, part_bytes)
+    digests = write_ranked(numbered, directory / "order.npy", paths, directory / "ranks.npy")
     assert [digest.bytes for digest in digests] == [path.stat().st_size for path in paths]
     assert np.load(paths[0]).tolist() == [VALUE_OF[text] for text in expected]
     if with_texts:
