@@ -10,7 +10,7 @@ A method takes `OpenRows` and returns a function that yields, chunk by chunk, th
 train, 1 and 2 for the held-out splits. It yields the same at each call and for any size of chunks. Memory holds one
 chunk's rows.
 
-The positions are an array on disk, int32, or int64 for many rows. position[i] is the place of row i in the dataset,
+The positions are an array on disk, int32, or int64 for many rows. positions[i] is the place of row i in the dataset,
 where train's rows come first, then val's, then test's; -1 marks a row that is left out.
 """
 
@@ -31,7 +31,7 @@ from common.errors import UserError
 from common.jit import jit
 from data_prep.dataset.format import SPLITS, splitmix64
 from data_prep.executor import Stopped
-from data_prep.io import open_array
+from data_prep.io import npy_header, open_array
 from data_prep.job import SPLIT_KEYS, ChunkRecord, Job
 
 DRAWS = 1 << 18  # draws made, and swaps sent, at once at most
@@ -445,8 +445,7 @@ def _time_at(parts: Callable[[], Iterator[NDArray[np.int64]]], place: int, low: 
     return low
 
 
-POSITION_DTYPES: dict[str, np.dtype[Any]] = {"positions.i32": np.dtype(np.int32), "positions.i64": np.dtype(np.int64)}
-PERMUTATION = "permutation"
+POSITIONS = "positions.npy"
 Positions: TypeAlias = NDArray[np.signedinteger]
 
 
@@ -502,7 +501,7 @@ def order_in_background(
 
 
 def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Callable[[], None]) -> dict[str, int]:
-    """Write the positions of all rows to one of POSITION_DTYPES in <work>, and return the rows of each split.
+    """Write the positions of all rows to <work>/POSITIONS, and return the rows of each split.
 
     Args:
         records: all chunks, in row order.
@@ -525,21 +524,19 @@ def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Ca
         kept = (int(part.sum()) for part in kept_masks(job, records)) if rules.negative_drop_rate else None
         source_rows = rows_by_source(job, records, kept)
         sizes = split_sizes(job, source_rows)
-        numbers = _number_kept_rows(job, records)
+        numbers, directory = _number_kept_rows(job, records), job.work / "permutation"
         if algorithm is not None and algorithm.is_random:
             # The test rows, which come last here, are taken from the front of the permutation.
-            places = inverse_permutation(sum(source_rows), rules.split_seed, job.work / PERMUTATION, window_rows, check)
+            places = inverse_permutation(sum(source_rows), rules.split_seed, directory, window_rows, check)
             numbers = _permute(numbers, places, sum(source_rows), sizes["train"])
         elif rules.train_seed is not None:
-            places = inverse_permutation(sizes["train"], rules.train_seed, job.work / PERMUTATION, window_rows, check)
+            places = inverse_permutation(sizes["train"], rules.train_seed, directory, window_rows, check)
             numbers = _permute(numbers, places, sizes["train"], shift=0)
-    # A stopped job may have left positions of the other type, and readers take the first file that exists.
-    for name in POSITION_DTYPES:
-        (job.work / name).unlink(missing_ok=True)
     total, first = sum(record.rows for record in records), sizes["train"]
     held_out = max(1, sizes["val"] + sizes["test"])
-    name, dtype = next((name, dtype) for name, dtype in POSITION_DTYPES.items() if total <= np.iinfo(dtype).max)
-    with open(job.work / name, "wb") as file:
+    dtype = np.dtype(np.int32 if total <= np.iinfo(np.int32).max else np.int64)
+    with open(job.work / POSITIONS, "wb") as file:
+        file.write(npy_header(dtype, total, None))
         for part in numbers:
             check()
             if swaps_halves:  # val and test, which follow each other, exchange their places
@@ -550,9 +547,8 @@ def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Ca
 
 
 def chunk_positions(job: Job, begin: int, rows: int) -> Positions:
-    """Return the positions of a chunk's rows; the chunk begins with row `begin` of the dataset."""
-    path, dtype = _find_positions(job)
-    return np.fromfile(path, dtype, rows, offset=dtype.itemsize * begin)
+    """Map the positions of a chunk's rows; the chunk begins with row `begin` of the dataset."""
+    return open_array(job.work / POSITIONS)[begin : begin + rows]
 
 
 def rows_below(job: Job, record: ChunkRecord, begin: int, limit: int) -> NDArray[np.int64]:
@@ -566,17 +562,11 @@ def rows_below(job: Job, record: ChunkRecord, begin: int, limit: int) -> NDArray
     return np.flatnonzero((positions >= 0) & (positions < limit))
 
 
-def _find_positions(job: Job) -> tuple[Path, np.dtype[Any]]:
-    """Return the file of the positions, and its dtype."""
-    return next((job.work / name, dtype) for name, dtype in POSITION_DTYPES.items() if (job.work / name).exists())
-
-
 def kept_position(job: Job, begin: int, rows: int) -> int | None:
     """Return the position of a chunk's first row if the other rows follow it in order; else None."""
     if not rows:
         return None
-    path, dtype = _find_positions(job)
-    positions = np.memmap(path, dtype, "r", dtype.itemsize * begin, (rows,))
+    positions = chunk_positions(job, begin, rows)
     # In most reordered chunks the ends differ by too much, so the positions between them need not be read.
     first, last = int(positions[0]), int(positions[-1])
     return first if first >= 0 and last - first == rows - 1 and bool((np.diff(positions) == 1).all()) else None
