@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -43,6 +43,7 @@ from data_prep.sources.discover import (
 )
 
 SOURCE_MD5 = "source_md5"  # key in a manifest's `extra`: MD5 of each source, if files are given for each split
+SOURCE_TIMES = "source_times_ns"  # likewise: when each was written and last changed
 
 
 def finished_manifest(data: DataConfig, root: Path) -> Manifest | None:
@@ -66,17 +67,12 @@ def recorded_times(manifest: Manifest) -> list[tuple[int, int]]:
 
     Programs such as tar can set a file's time of writing, but not that of its last change.
     """
-    nothing = [0] * len(manifest.sources)
-    times = (manifest.extra.get(f"source_{kind}_ns") or nothing for kind in ("mtime", "ctime"))
-    return list(zip(*times, strict=True))
+    return [tuple(times) for times in manifest.extra.get(SOURCE_TIMES) or [(0, 0)] * len(manifest.sources)]
 
 
-def note_times(sources: Sequence[Source]) -> dict[str, list[int]]:
-    """Return the entries of the manifest's `extra` that `recorded_times` reads."""
-    return {
-        "source_mtime_ns": [source.mtime_ns for source in sources],
-        "source_ctime_ns": [source.ctime_ns for source in sources],
-    }
+def note_times(sources: Sequence[Source]) -> dict[str, list[tuple[int, int]]]:
+    """Return the entry of the manifest's `extra` that `recorded_times` reads."""
+    return {SOURCE_TIMES: [(source.mtime_ns, source.ctime_ns) for source in sources]}
 
 
 def other_dataset_error(root: Path, difference: str) -> UserError:
@@ -116,30 +112,16 @@ class RemoteFile:
     sha256: str | None = None
 
 
-@dataclass(frozen=True)
-class Origin:
-    """The file that a partial download belongs to: its URL, and the server's marks of its version.
+def noted_origin(path: Path) -> dict[str, Any]:
+    """Return the origin of the partial download of the file `path`, as noted beside it; {} without a note.
 
-    total: bytes of the whole file; None if the server does not say.
+    url: its URL. etag, last_modified: the server's marks of its version. total: bytes of the whole file. The server may
+    not give these, which are then None.
     """
-
-    url: str
-    etag: str | None = None
-    last_modified: str | None = None
-    total: int | None = None
-
-    @property
-    def validator(self) -> str | None:
-        """Value for If-Range that means exactly these bytes: a strong ETag, else a time (RFC 9110, section 13.1.5)."""
-        return self.etag if self.etag is not None and not self.etag.startswith("W/") else self.last_modified
-
-
-def find_origin(path: Path) -> Origin | None:
-    """Return the origin of the partial download of the file `path`, as noted beside it; None without a note."""
     try:
-        return decode(path.with_name(f".{path.name}.origin.json").read_bytes(), Origin)
+        return decode(path.with_name(f".{path.name}.origin.json").read_bytes(), dict[str, Any])
     except (FileNotFoundError, ValueError):
-        return None
+        return {}
 
 
 class PartialFile(AbstractContextManager["PartialFile"]):
@@ -174,9 +156,9 @@ class PartialFile(AbstractContextManager["PartialFile"]):
         """Bytes downloaded so far."""
         return os.fstat(self._file.fileno()).st_size
 
-    def note(self, origin: Origin) -> None:
-        """Record the origin of the bytes."""
-        write_atomically(self._note, json.dumps(asdict(origin)).encode())
+    def note(self, origin: dict[str, Any]) -> None:
+        """Record the origin of the bytes, of which `noted_origin` tells."""
+        write_atomically(self._note, json.dumps(origin).encode())
 
     def append(self, block: bytes) -> None:
         """Append bytes; a full disk leaves those that fit, from which the next command resumes."""
@@ -264,9 +246,9 @@ def _size_or_0(path: Path) -> int:
 
 def _ask_size(file: RemoteFile, directory: Path, remote: RemoteConfig) -> int | None:
     """Return a file's size by its partial download or the first mirror that reports it; None if none does."""
-    origin = find_origin(directory / file.name)
-    if origin is not None and origin.total and _size_or_0(directory / f"{file.name}.part"):
-        return origin.total
+    total = noted_origin(directory / file.name).get("total")
+    if total and _size_or_0(directory / f"{file.name}.part"):
+        return int(total)
     for url in file.urls:
         try:
             # Ten seconds are enough, as the size only serves to check the disk and to show progress.
@@ -389,18 +371,20 @@ class _Download:
         if self.stop.is_set():
             raise RuntimeError("stopped")
         # Without bytes, a note is left from an earlier try and means nothing.
-        origin = find_origin(self.part.path) if self.part.size else None
+        origin = noted_origin(self.part.path) if self.part.size else {}
         public_url = redact(split_login(url)[0])
-        if origin is not None and origin.total == self.part.size:
+        if origin.get("total") == self.part.size:
             return True  # a job was killed after all bytes had come
-        have, headers = 0, {}
-        # Only a mark of these exact bytes lets the server tell that its file is the one that was begun.
-        if origin is not None and origin.url == public_url and origin.validator is not None:
+        # Only a mark of these exact bytes lets the server tell that its file is the one that was begun: a strong ETag,
+        # else a time (RFC 9110, section 13.1.5).
+        have, headers, etag = 0, {}, origin.get("etag")
+        mark = etag if etag is not None and not etag.startswith("W/") else origin.get("last_modified")
+        if mark is not None and origin.get("url") == public_url:
             have = self.part.size
-            headers = {"Range": f"bytes={have}-", "If-Range": origin.validator}
+            headers = {"Range": f"bytes={have}-", "If-Range": mark}
         self._say(f"fetching {public_url}" + (f" from byte {have:,}" if have else ""))
         with open_url(url, self.remote.timeout, headers) as response:
-            total = self._begin(public_url, response, origin if have else None)
+            total = self._begin(public_url, response, origin if have else {})
             if total is not None:
                 require_room([Need(self.part.partial, total - self.part.size, "to fetch")])
             while block := response.read1(BLOCK_BYTES):  # returns whatever has arrived, so that a stall loses nothing
@@ -414,13 +398,13 @@ class _Download:
                 raise EOFError(f"broke off at byte {self.part.size:,} of {total:,}")
             return True
 
-    def _begin(self, url: str, response: HTTPResponse, resumed: Origin | None) -> int | None:
+    def _begin(self, url: str, response: HTTPResponse, resumed: dict[str, Any]) -> int | None:
         """Compare a reply's headers with the partial file.
 
         A reply that begins anew replaces the partial file: its origin is noted, and its first bytes are written.
 
-        resumed: origin of the partial file if the rest of it was requested. Returns bytes of the whole file; None if
-        unknown.
+        resumed: origin of the partial file if the rest of it was requested, else {}. Returns bytes of the whole file;
+        None if unknown.
         """
         length = response.headers.get("Content-Length", "")
         total = int(length) if length.isdigit() else None
@@ -432,13 +416,14 @@ class _Download:
             if first is None or int(first) != (self.part.size if resumed else 0):
                 raise EOFError("the mirror resumed at another byte than asked")
             total = None if size is None else int(size)
-        origin = Origin(url, response.headers.get("ETag"), response.headers.get("Last-Modified"), total)
-        if response.status == 206 and resumed is not None:
-            pairs = zip(astuple(resumed)[1:], astuple(origin)[1:], strict=True)  # marks, if the server gives them
-            if any(mark != other for mark, other in pairs if mark is not None and other is not None):
+        origin = {"url": url, "etag": response.headers.get("ETag"), "total": total}
+        origin["last_modified"] = response.headers.get("Last-Modified")
+        if response.status == 206 and resumed:
+            pairs = [(resumed.get(key), origin[key]) for key in ("etag", "last_modified", "total")]
+            if any(None not in pair and pair[0] != pair[1] for pair in pairs):
                 self._discard()
                 raise EOFError("the file is not the one that the partial download belongs to; starting anew")
-            return resumed.total if total is None else total
+            return resumed.get("total") if total is None else total
         # A mirror may send a page of HTML, with status 200, for a login or an error; it must not cost the bytes so far.
         if total == 0:
             raise ValueError("an empty file")
