@@ -513,7 +513,7 @@ def plan_parsing(data: DataConfig, job: Job, num_tasks: int) -> tuple[int, bool]
     Otherwise sources are read in chunks, and again for their checksums. Processes: data.workers or one per CPU, limited
     by tasks and memory budget.
     """
-    # This process orders rows while workers fit vocabularies; Arrow is in the fork server, too.
+    # This process orders rows while its workers are there; Arrow is in the fork server, too.
     parent_bytes = ARROW_BYTES if job.table is not None else 0
     parent_bytes += 2 * np.dtype(np.uint32).itemsize * window_rows(data) if job.rules.is_arranged else 0
     workers = min(data.workers or usable_cpus(), num_tasks)

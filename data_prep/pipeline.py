@@ -39,7 +39,7 @@ from data_prep.sources.download import SOURCE_MD5, note_times, source_sums
 from data_prep.stages import finish
 from data_prep.stages.fit import dense_ranges, fit_dense, fit_vocabularies, fitted_records, kept_values
 from data_prep.stages.parse import compare_md5s, compile_kernels, parse_sources, parse_tasks
-from data_prep.stages.place import order_in_background, rows_by_source, split_sizes
+from data_prep.stages.place import order_rows, rows_by_source, split_sizes
 from data_prep.stages.write import ParsedChunk, make_shards, moves_to_dataset, row_layout, write_generated
 
 
@@ -188,27 +188,18 @@ def run_stages(data: DataConfig, job: Job) -> finish.Result:
 
 
 def _order_and_fit(data: DataConfig, job: Job, result: finish.Result, executor: Executor) -> None:
-    """Decide the split and order of rows, and fit vocabularies; both at the same time if all rows count."""
-
-    def fit_features(limit: int) -> None:
-        """Fit on the rows at positions below the limit."""
+    """Decide the split and order of rows, and fit vocabularies."""
+    if job.rules.is_arranged:
+        with executor.stage("arrange", 0):
+            result.rows = order_rows(job, result.records, jobs.window_rows(data))
+    else:
+        result.rows = split_sizes(job, rows_by_source(job, result.records))
+    finish.refuse_empty_splits(job, result.rows, data.allow_degenerate)
+    if job.rules.order is not None:
+        limit = result.rows["train"] if job.rules.fitted_on_train else sum(result.rows.values())
         result.vocabularies = fit_vocabularies(job, result.records, limit, jobs.counts_bytes(data), executor)
         result.warnings += finish.rare_columns(job, result.vocabularies, data.allow_degenerate)
         result.num_values = kept_values(job, result.vocabularies)
-
-    fits_all = job.rules.counts_while_parsing and not job.rules.fitted_on_train
-    with order_in_background(job, result.records, jobs.window_rows(data)) as ordered:
-        # Ordering takes one thread of this process, so the workers fit vocabularies meanwhile.
-        if fits_all:
-            fit_features(sum(record.rows for record in result.records))
-        if ordered is None:
-            result.rows = split_sizes(job, rows_by_source(job, result.records))
-        else:
-            with executor.stage("arrange", 0):
-                result.rows = ordered.result()
-    finish.refuse_empty_splits(job, result.rows, data.allow_degenerate)
-    if job.rules.order is not None and not fits_all:
-        fit_features(result.rows["train"] if job.rules.fitted_on_train else sum(result.rows.values()))
     if job.table is not None:
         result.fits = fit_dense(job, result.records, result.rows["train"], executor)
     fitted = fitted_records(job, result.records)

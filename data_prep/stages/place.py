@@ -15,10 +15,7 @@ where train's rows come first, then val's, then test's; -1 marks a row that is l
 """
 
 import shutil
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -30,7 +27,6 @@ from common.command import load
 from common.errors import UserError
 from common.jit import jit
 from data_prep.dataset.format import SPLITS, splitmix64
-from data_prep.executor import Stopped
 from data_prep.io import npy_header, open_array
 from data_prep.job import SPLIT_KEYS, ChunkRecord, Job
 
@@ -39,9 +35,7 @@ WIDE = 1 << 32  # from here on NumPy draws places as 64-bit numbers
 Places: TypeAlias = NDArray[Any]  # unsigned integers
 
 
-def inverse_permutation(
-    rows: int, seed: int, directory: Path, window_rows: int, check: Callable[[], None] = lambda: None
-) -> Iterator[Places]:
+def inverse_permutation(rows: int, seed: int, directory: Path, window_rows: int) -> Iterator[Places]:
     """Yield the inverse of np.random.RandomState(seed).permutation(rows): for v, the k with permutation[k] = v.
 
     The inverse gives the new place of row v, as the file of positions needs.
@@ -52,12 +46,11 @@ def inverse_permutation(
     Args:
         directory: for temporary files of up to 20 bytes a row (40 beyond 2^32 rows); empty at the end.
         window_rows: rows held in memory, twice.
-        check: called now and then; an exception from it ends the work.
     """
     dtype = np.dtype(np.uint32 if rows <= WIDE else np.uint64)
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    shuffle = _Shuffle(seed, dtype, check)
+    shuffle = _Shuffle(seed, dtype)
     if 0 < rows <= window_rows:
         permutation, new_places = np.arange(rows, dtype=dtype), np.empty(rows, dtype)
         for _ in shuffle.swap_places(permutation, 0):
@@ -75,7 +68,6 @@ def inverse_permutation(
     for low, end in reversed(windows):
         window = np.arange(low, end, dtype=dtype)
         for place, number, value in queue.take(low):
-            check()
             exchange_values(window, low, place, value)
             places.send(value, number)
         for start, stop, swaps in shuffle.swap_places(window, low):
@@ -89,7 +81,6 @@ def inverse_permutation(
     for low, end in windows:
         new_places = np.empty(end - low, dtype)
         for value, number in places.take(low):
-            check()
             new_places[value - dtype.type(low)] = number
         yield new_places
 
@@ -97,13 +88,12 @@ def inverse_permutation(
 class _Shuffle:
     """Swaps of places by the random integers of np.random.RandomState(seed)."""
 
-    def __init__(self, seed: int, dtype: np.dtype[Any], check: Callable[[], None]) -> None:
+    def __init__(self, seed: int, dtype: np.dtype[Any]) -> None:
         # RandomState alone has the legacy seeding; the generator under it returns raw integers in large blocks.
         self._generator = np.random.MT19937()
         self._generator.state = np.random.RandomState(seed).get_state(legacy=False)  # type: ignore[assignment]
         self._raw = np.zeros(0, np.uint64)
         self._swaps: NDArray[Any] = np.empty((3, DRAWS), dtype)
-        self._check = check
 
     def swap_places(self, window: Places, low: int) -> Iterator[tuple[int, int, NDArray[Any]]]:
         """Swap a window's places from last to first.
@@ -113,7 +103,6 @@ class _Shuffle:
         """
         last, bottom = low + len(window) - 1, max(low, 1)
         while last >= bottom:
-            self._check()
             draws_per_place, stop = (2, max(bottom, WIDE)) if last >= WIDE else (1, bottom)
             if len(self._raw) < draws_per_place:
                 self._raw = np.concatenate((self._raw, self._generator.random_raw(DRAWS - len(self._raw))))
@@ -474,39 +463,11 @@ def split_sizes(job: Job, by_source: Sequence[int]) -> dict[str, int]:
     return {"train": total - held_out, "val": val, "test": held_out - val}
 
 
-@contextmanager
-def order_in_background(
-    job: Job, records: list[ChunkRecord], window_rows: int
-) -> Iterator[Future[dict[str, int]] | None]:
-    """Run `order_rows` in a background thread while workers fit vocabularies; cancel it if the `with` body raises.
-
-    Yield its future, or None if rows keep their order.
-    """
-    if not job.rules.is_arranged:
-        yield None
-        return
-    failed = threading.Event()
-
-    def check() -> None:
-        if failed.is_set():
-            raise Stopped
-
-    with ThreadPoolExecutor(1) as background:
-        # Leaving the pool waits for its thread, so a failure has to tell the thread to end.
-        try:
-            yield background.submit(order_rows, job, records, window_rows, check)
-        except BaseException:
-            failed.set()
-            raise
-
-
-def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Callable[[], None]) -> dict[str, int]:
+def order_rows(job: Job, records: list[ChunkRecord], window_rows: int) -> dict[str, int]:
     """Write the positions of all rows to <work>/POSITIONS, and return the rows of each split.
 
-    Args:
-        records: all chunks, in row order.
-        window_rows: rows of a window of the shuffle, two arrays of which are in memory at once.
-        check: called now and then; an exception from it ends the work.
+    records: all chunks, in row order. window_rows: rows of a window of the shuffle, two arrays of which are in memory
+    at once.
     """
     rules = job.rules
     algorithm = None if rules.split is None else rules.split.algorithm
@@ -527,10 +488,10 @@ def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Ca
         numbers, directory = _number_kept_rows(job, records), job.work / "permutation"
         if algorithm is not None and algorithm.is_random:
             # The test rows, which come last here, are taken from the front of the permutation.
-            places = inverse_permutation(sum(source_rows), rules.split_seed, directory, window_rows, check)
+            places = inverse_permutation(sum(source_rows), rules.split_seed, directory, window_rows)
             numbers = _permute(numbers, places, sum(source_rows), sizes["train"])
         elif rules.train_seed is not None:
-            places = inverse_permutation(sizes["train"], rules.train_seed, directory, window_rows, check)
+            places = inverse_permutation(sizes["train"], rules.train_seed, directory, window_rows)
             numbers = _permute(numbers, places, sizes["train"], shift=0)
     total, first = sum(record.rows for record in records), sizes["train"]
     held_out = max(1, sizes["val"] + sizes["test"])
@@ -538,7 +499,6 @@ def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Ca
     with open(job.work / POSITIONS, "wb") as file:
         file.write(npy_header(dtype, total, None))
         for part in numbers:
-            check()
             if swaps_halves:  # val and test, which follow each other, exchange their places
                 is_second = part >= first
                 part[is_second] = first + (part[is_second] - first + sizes["val"]) % held_out
