@@ -6,9 +6,8 @@ with an earlier window is written to a file for that window, with the value it m
 drawn before the window's own swaps, and lie in the order of their draws, so applying them first gives the same result.
 With one window this is the usual shuffle.
 
-A method takes `OpenRows` and returns a function that yields, chunk by chunk, the place of each row's split: 0 for
-train, 1 and 2 for the held-out splits. It yields the same at each call and for any size of chunks. Memory holds one
-chunk's rows.
+A method takes `OpenRows` and yields, chunk by chunk, the place of each row's split: 0 for train, 1 and 2 for the
+held-out splits. It yields the same for any size of chunks. Memory holds one chunk's rows.
 
 The positions are an array on disk, int32, or int64 for many rows. positions[i] is the place of row i in the dataset,
 where train's rows come first, then val's, then test's; -1 marks a row that is left out.
@@ -17,6 +16,7 @@ where train's rows come first, then val's, then test's; -1 marks a row that is l
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -262,33 +262,24 @@ class OpenRows:
         return [total // parts + (part < total % parts) for part in range(parts)]
 
 
-def split_numbers(job: Job, records: list[ChunkRecord]) -> Callable[[], Iterator[Choices]]:
-    """Return a function that yields each chunk's split numbers, as in SPLITS, or LEFT_OUT."""
+def split_numbers(job: Job, records: list[ChunkRecord]) -> Iterator[Choices]:
+    """Yield each chunk's split numbers, as in SPLITS, or LEFT_OUT."""
     assert job.rules.split is not None
-    rows = OpenRows(job, records)
-    choose = load(job.rules.split.algorithm.chooses)(rows)
+    choices = load(job.rules.split.algorithm.chooses)(OpenRows(job, records))
     numbers = np.array([SPLITS.index(split) for split in (SPLITS[0], *held_out_splits(job))])
-
-    def chunks() -> Iterator[Choices]:
-        # The method numbers the splits that it fills; files of val and test keep theirs.
-        for record, is_kept, choice in zip(records, kept_masks(job, records), choose(), strict=True):
-            given = job.sources[record.source].split
-            splits = numbers[choice] if given in (None, "train") else np.full(record.rows, SPLITS.index(given))
-            yield np.where(is_kept, splits, LEFT_OUT)
-
-    return chunks
+    # The method numbers the splits that it fills; files of val and test keep theirs.
+    for record, is_kept, choice in zip(records, kept_masks(job, records), choices, strict=True):
+        given = job.sources[record.source].split
+        splits = numbers[choice] if given in (None, "train") else np.full(record.rows, SPLITS.index(given))
+        yield np.where(is_kept, splits, LEFT_OUT)
 
 
-def choose_by_chance(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
-    """Return a function that chooses splits by a draw for each row, so their sizes only come near the shares."""
-
-    def chunks() -> Iterator[Choices]:
-        # One stream of draws in the order of the rows does not depend on the chunks.
-        rng = _split_generator(rows)
-        for record in rows.records:
-            yield np.searchsorted(rows.bounds(), rng.random(record.rows), side="right")
-
-    return chunks
+def choose_by_chance(rows: OpenRows) -> Iterator[Choices]:
+    """Choose splits by a draw for each row, so their sizes only come near the shares."""
+    # One stream of draws in the order of the rows does not depend on the chunks.
+    rng = _split_generator(rows)
+    for record in rows.records:
+        yield np.searchsorted(rows.bounds(), rng.random(record.rows), side="right")
 
 
 def _split_generator(rows: OpenRows) -> np.random.Generator:
@@ -299,20 +290,13 @@ def _split_generator(rows: OpenRows) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([rows.job.rules.split_seed, 0x5B117])))
 
 
-def choose_by_group(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
-    """Return a function that chooses splits by a hash of each row's value and the seed.
-
-    All rows of a value are in one split.
-    """
+def choose_by_group(rows: OpenRows) -> Iterator[Choices]:
+    """Choose splits by a hash of each row's value and the seed: all rows of a value are in one split."""
     seed = splitmix64(np.array([rows.job.rules.split_seed], np.uint64))
-
-    def chunks() -> Iterator[Choices]:
-        for keys in rows.arrays(SPLIT_KEYS):
-            # A float64 in [0, 1) holds 53 bits exactly.
-            draws = (splitmix64(keys.view(np.uint64) ^ seed) >> np.uint64(11)) * 2.0**-53
-            yield np.searchsorted(rows.bounds(), draws, side="right")
-
-    return chunks
+    for keys in rows.arrays(SPLIT_KEYS):
+        # A float64 in [0, 1) holds 53 bits exactly.
+        draws = (splitmix64(keys.view(np.uint64) ^ seed) >> np.uint64(11)) * 2.0**-53
+        yield np.searchsorted(rows.bounds(), draws, side="right")
 
 
 @jit
@@ -340,35 +324,30 @@ def draw_without_replacement(
         places[row] = place
 
 
-def choose_by_label(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
-    """Return a function that chooses splits by chance, with the same share of the rows of each label in each split."""
+def choose_by_label(rows: OpenRows) -> Iterator[Choices]:
+    """Choose splits by chance, with the same share of the rows of each label in each split."""
     counts = np.zeros(2, np.int64)
     for labels, mask in zip(rows.arrays("labels.npy"), rows.masks(), strict=True):
         counts += np.bincount(labels[mask], minlength=2)
     sizes = [rows.held_out(count) for count in counts.tolist()]
-    # By label, the rows that train and each held-out split get.
-    totals = [[count - sum(held_out), *held_out] for count, held_out in zip(counts.tolist(), sizes, strict=True)]
-
-    def chunks() -> Iterator[Choices]:
+    # By label, the rows that train and each held-out split still get.
+    pairs = zip(counts.tolist(), sizes, strict=True)
+    left = np.array([[count - sum(held_out), *held_out] for count, held_out in pairs])
+    rng = _split_generator(rows)
+    for labels, mask in zip(rows.arrays("labels.npy"), rows.masks(), strict=True):
         # Rows that the method does not divide take a draw, too, and keep choice 0, which nobody reads.
-        rng, left = _split_generator(rows), np.array(totals)
-        for labels, mask in zip(rows.arrays("labels.npy"), rows.masks(), strict=True):
-            choices = np.zeros(len(labels), np.int64)
-            drawn = np.zeros(int(mask.sum()), np.int64)
-            draw_without_replacement(labels[mask], rng.random(len(labels))[mask], left, drawn)
-            choices[mask] = drawn
-            yield choices
-
-    return chunks
+        choices = np.zeros(len(labels), np.int64)
+        drawn = np.zeros(int(mask.sum()), np.int64)
+        draw_without_replacement(labels[mask], rng.random(len(labels))[mask], left, drawn)
+        choices[mask] = drawn
+        yield choices
 
 
-def choose_by_time(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
-    """Return a function that chooses splits by each row's time.
-
-    A split begins with the first row of a time, and ends with all rows of another.
-    """
+def choose_by_time(rows: OpenRows) -> Iterator[Choices]:
+    """Choose splits by time: each begins with the first row of a time, and ends with all rows of another."""
     starts = _first_times(rows) if rows.job.rules.held_out else []
-    return lambda: (np.searchsorted(starts, times, side="right") for times in rows.arrays(SPLIT_KEYS))
+    for times in rows.arrays(SPLIT_KEYS):
+        yield np.searchsorted(starts, times, side="right")
 
 
 def _first_times(rows: OpenRows) -> list[int]:
@@ -473,13 +452,17 @@ def order_rows(job: Job, records: list[ChunkRecord], window_rows: int) -> dict[s
     algorithm = None if rules.split is None else rules.split.algorithm
     swaps_halves = False
     if algorithm is not None and algorithm.chooses:
-        # Choices are read twice: val and test begin at places that only the counts of the splits tell.
-        rows, choices = np.zeros(len(SPLITS), np.int64), split_numbers(job, records)
-        for choice in choices():
-            rows += np.bincount(choice[choice >= 0], minlength=len(SPLITS))
+        # Choices wait on disk: val and test begin at places that only the counts of the splits tell.
+        rows, path = np.zeros(len(SPLITS), np.int64), job.work / "choices"
+        with open(path, "wb") as file:
+            for choice in split_numbers(job, records):
+                rows += np.bincount(choice[choice >= 0], minlength=len(SPLITS))
+                choice.astype(np.int8).tofile(file)
         sizes = dict(zip(SPLITS, rows.tolist(), strict=True))
         following = np.cumsum([0, *rows[:-1]])
-        numbers: Iterator[Positions] = (_number_by_choice(choice, following) for choice in choices())
+        ends = list(accumulate(record.rows for record in records))
+        choices = np.split(np.memmap(path, np.int8, "r"), ends[:-1])
+        numbers: Iterator[Positions] = (_number_by_choice(choice, following) for choice in choices)
     else:
         swaps_halves = rules.test_first
         kept = (int(part.sum()) for part in kept_masks(job, records)) if rules.negative_drop_rate else None
