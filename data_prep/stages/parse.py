@@ -106,23 +106,6 @@ def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
     return tasks
 
 
-def reading_tasks(job: Job, whole: bool, forms: tuple[Form, ...] | None = None) -> list[Task[Reading]]:
-    """Plan the reading of sources, whole or in chunks; a chunked source gets another task for its checksum.
-
-    forms: spellings of train's values, to read the files given for val and test; None: to read all other files.
-    """
-    tasks: list[Task[Reading]] = []
-    for task in parse_tasks(job, whole):
-        source = job.sources[task.source]
-        if (source.split in HELD_OUT_SPLITS) == (forms is None):
-            continue
-        # A source in chunks is never read whole by one task, so its checksum is a task of its own.
-        if task.chunk == 0:
-            tasks.append(partial(digest_source, source))
-        tasks.append(replace(task, forms=forms))
-    return tasks
-
-
 def _parse_chunk(task: ParseTask, chunk: int, counters: Counters) -> ChunkRecord:
     """Return the record of one chunk: the logged one if its files still match it, else that of parsing it now."""
     job, index, place = task.job, task.source, task.place
@@ -377,7 +360,14 @@ def parse_sources(job: Job, executor: Executor, whole: bool) -> tuple[list[Chunk
     with executor.stage("parse", sum(source.bytes for source in job.sources)):
         # The spellings of val's and test's files follow train's, so train is read first.
         for is_held_out in (False, True):
-            for part, digest in executor.map(reading_tasks(job, whole, tuple(forms) if is_held_out else None)):
+            tasks: list[Task[Reading]] = []
+            for task in parse_tasks(job, whole):
+                source = job.sources[task.source]
+                if (source.split in HELD_OUT_SPLITS) is is_held_out:
+                    # A source in chunks is never read whole by one task, so its checksum is a task of its own.
+                    tasks += [partial(digest_source, source)] if task.chunk == 0 else []
+                    tasks.append(replace(task, forms=tuple(forms)) if is_held_out else task)
+            for part, digest in executor.map(tasks):
                 records += part
                 digests += [] if digest is None else [digest]
             if not is_held_out:

@@ -48,6 +48,7 @@ from data_prep.dataset.options import Schema
 from data_prep.executor import Counters, Executor
 from data_prep.io import ArrayWriter, open_array, read_ranges, read_rows, rows_range, write_array
 from data_prep.job import (
+    DISK_MARGIN,
     SHARD_SUFFIXES,
     SHUFFLED_ROW_BYTES,
     SHUFFLED_VALUE_BYTES,
@@ -590,7 +591,6 @@ def moves_to_dataset(job: Job, manifest: Manifest, built: list[BuiltShard]) -> l
 
 
 SHARD_ROWS = 1 << 18  # rows of a shard that a generator makes
-DISK_MARGIN = 1.05  # required room over the bytes of the rows
 
 
 class Generator(Protocol):
