@@ -29,7 +29,7 @@ from data_prep.codec.values import Bags, Form, TableBlock, offsets_of, remainder
 from data_prep.io import ArrayWriter, FileRange, FileWriter, open_array, read_ranges
 from data_prep.job import VALUE_BYTES, ChunkRecord, Job
 from data_prep.lookup import text_buffers, texts_from_buffers
-from data_prep.vocabulary import FEW_CODES, MAX_CODES, Coding, Entries, refuse_collisions
+from data_prep.vocabulary import FEW_CODES, MAX_CODES, Entries, refuse_collisions
 
 # Aligned columns can be viewed as codes of any width without a copy.
 ALIGNMENT = 8
@@ -86,21 +86,6 @@ def align(num_bytes: int) -> int:
 
 
 def write_columns(
-    job: Job, chunk: tuple[int, int], values: ValueBuffer, codings: Sequence[Coding | None]
-) -> tuple[list[int], FileDigest]:
-    """Write a chunk's `columns` and release the values.
-
-    chunk: source index and chunk number. codings: one per feature; None: write the feature's values. Returns the number
-    of values of each dictionary (0 without one), and the file's size and checksum.
-    """
-    columns = [values.column(i) if coding is None else coding.codes for i, coding in enumerate(codings)]
-    values.abandon()
-    dictionaries = [0 if coding is None else len(coding.dictionary) for coding in codings]
-    values_of = np.concatenate([np.zeros(0, np.uint32), *(c.dictionary for c in codings if c is not None)])
-    return dictionaries, write_blocks(job, chunk, columns, values_of)
-
-
-def write_blocks(
     job: Job, chunk: tuple[int, int], columns: Sequence[NDArray[np.unsignedinteger]], values: NDArray[np.uint32]
 ) -> FileDigest:
     """Write a chunk's `columns`: the values of all dictionaries, then codes (or values) of each feature by blocks."""
@@ -321,7 +306,7 @@ class TableCategories:
             record.files[DICTIONARIES], record.files[TEXTS] = dictionaries.close(), texts.close()
         if bags:
             self._write_array(record, "bags.npy", np.uint32, bags)
-        record.files["columns"] = write_blocks(job, chunk, columns, np.zeros(0, np.uint32))
+        record.files["columns"] = write_columns(job, chunk, columns, np.zeros(0, np.uint32))
 
     def _write_hashed(self, record: ChunkRecord) -> None:
         """Write the ids of all features: their values modulo the rows of a table, as the encoding `hash` has them."""

@@ -189,8 +189,7 @@ def _parse_batches(
     limits = dense_limits(task.job.rules.dense_transform, table)
     with ChunkWriter(task.job, task.source, chunk) as files:
         for batch, num_bytes in batches:
-            files.append(convert_rows(batch, table, limits=limits, forms=forms))
-            files.append_split_keys(batch)
+            files.append(convert_rows(batch, table, limits=limits, forms=forms), batch)
             counters.add(num_bytes, batch.rows)
     return files
 
@@ -239,11 +238,15 @@ class ChunkWriter(AbstractContextManager["ChunkWriter"]):
         if self._values is not None:
             self._values.abandon()
 
-    def append(self, block: Block | TableBlock) -> None:
-        """Write the rows of a block."""
+    def append(self, block: Block | TableBlock, batch: RawRows | None = None) -> None:
+        """Write the rows of a block. batch: those of a user's table before conversion."""
         rules, rows, files = self._job.rules, len(block.labels), self._files
         self._positives += int(np.count_nonzero(block.labels == 1))
         files["labels.npy"].append(block.labels)
+        if batch is not None and SPLIT_KEYS in files:
+            assert self._job.split_column is not None
+            assert self._job.table is not None
+            files[SPLIT_KEYS].append(self._job.split_column.keys(batch, self._job.table)[:, None])
         if self._is_raw:
             files["integers.npy"].append(block.dense)
         else:
@@ -271,13 +274,6 @@ class ChunkWriter(AbstractContextManager["ChunkWriter"]):
                 columns = [np.unique(column) for column in block.sparse.T]
                 self._values_per_row = [len(values) / len(np.unique(values % modulus)) for values in columns if rows]
 
-    def append_split_keys(self, batch: RawRows) -> None:
-        """Write the values that decide the split of a batch's rows, unless their file is of one split."""
-        if SPLIT_KEYS in self._files:
-            assert self._job.split_column is not None
-            assert self._job.table is not None
-            self._files[SPLIT_KEYS].append(self._job.split_column.keys(batch, self._job.table)[:, None])
-
     def finish(self) -> ChunkRecord:
         """Close the files in any case, count the values for a vocabulary, and log the chunk."""
         try:
@@ -298,7 +294,12 @@ class ChunkWriter(AbstractContextManager["ChunkWriter"]):
                 rows = np.arange(record.rows)
                 record.distinct, digest, codings = write_counts(job, chunk, PARSED_COUNTS, self._values.column, rows)
                 record.files[PARSED_COUNTS] = digest
-            record.dictionaries, record.files["columns"] = write_columns(job, chunk, self._values, codings)
+            columns = [self._values.column(i) if coding is None else coding.codes for i, coding in enumerate(codings)]
+            self._values.abandon()
+            record.dictionaries = [0 if coding is None else len(coding.dictionary) for coding in codings]
+            dictionaries = [coding.dictionary for coding in codings if coding is not None]
+            values = np.concatenate([np.zeros(0, np.uint32), *dictionaries])
+            record.files["columns"] = write_columns(job, chunk, columns, values)
         if self._ranges:
             dense_range = join_ranges(self._ranges)
             record.dense_low, record.dense_high = dense_range.low.tolist(), dense_range.high.tolist()
