@@ -45,7 +45,7 @@ from app.config.kinds import ALL_ROWS, AUC, BASE_RATE, CALIBRATION, LABEL_DEVIAT
 from app.config.sharding import Plan, ShardingConfig
 from app.config.train import Compile
 from app.data.split import verify_splits
-from app.metrics.documents import AnyEvent, Curves, EarlyStop, EvaluationEvent, TrainEvent
+from app.metrics.documents import AnyEvent, Curves, EvaluationEvent, TrainEvent
 from app.metrics.timing import StepTimer
 from app.optimizer import set_step
 from app.record.directory import RunDirectory
@@ -116,23 +116,21 @@ def bitwise_difference(
 
 
 class ReplayDirectory(RunDirectory):
-    """A replay's directory; it remembers the curves of the evaluation after `step`, the record's last one, if any.
-
-    curves.json has those of the newest evaluation, and a replay may evaluate once more than the record did.
-    """
+    """A replay's directory; curves.json has the curves of the evaluation after `step`, the record's last one."""
 
     is_tracked = False
 
     def __init__(self, path: Path, rank: int, step: int | None) -> None:
         super().__init__(path, rank)
         self._step = step
-        self.kept_curves: Curves | None = None
 
     def curves(self, compute: Callable[[], Curves]) -> Curves | None:
-        content = super().curves(compute)
-        if content is not None and content.step == self._step:
-            self.kept_curves = content
-        return content
+        content = compute() if self._writes else None
+        # A replay may evaluate once more than the record did, and the newest curves would take the file.
+        if content is None or content.step != self._step:
+            return content
+        kept = content
+        return super().curves(lambda: kept)
 
 
 class ReplayComparison(Checkpointer):
@@ -315,6 +313,8 @@ SMOOTH = (*RELATIVE, NE, CALIBRATION, ALL_ROWS, BASE_RATE)
 ROUNDING = 1e-12  # relative; another release may add float64 sums over samples in another order
 CHANGED_PLACES = 4  # samples that may change sides of a threshold, or ranks, if logits differ by rounding
 MISSING, NOT_REPLAYED = "not recorded", "not replayed"
+DIGESTS = ("digest", "logits_sha256")  # keys of a summary and of kept scores; what they are of is compared by itself
+OF_ANY_LENGTH = ("steps", "samples", "status", "world_size", "events")  # of a summary of more steps than the replay's
 
 
 class Record(NamedTuple):
@@ -335,23 +335,6 @@ class Record(NamedTuple):
     def evaluated(self, steps: int) -> list[int]:
         """Return the steps, up to `steps`, after which metrics.jsonl has an evaluation of the evaluated split."""
         return [event.step for event in self.events if event.event == "eval" and event.step <= steps]
-
-
-class Replay(NamedTuple):
-    """Results of a replay of `steps` steps; `record` is read from the replay's own directory.
-
-    status, early_stop: of an undisturbed run that came this far by `config`, the run's own.
-    curves: of the newest recorded evaluation, if there was one.
-    keeps_scores: the split whose scores a run that came to its end has kept; None: none.
-    """
-
-    record: Record
-    steps: int
-    config: AppConfig
-    status: str
-    early_stop: EarlyStop | None
-    curves: Curves | None
-    keeps_scores: str | None
 
 
 class Difference(NamedTuple):
@@ -382,73 +365,90 @@ def read_record(directory: Path) -> Record:
 
 def is_compared(file: str, name: str) -> bool:
     """Return whether a key of a file is compared; its name has dots between the parts."""
-    return not any(name == excluded or name.startswith(f"{excluded}.") for excluded in NOT_COMPARED[file])
+    return not any(name == excluded or name.startswith(f"{excluded}.") for excluded in NOT_COMPARED.get(file, ()))
 
 
-def compare_records(record: Record, replay: Replay) -> tuple[list[Difference], int, dict[str, bool], list[str]]:
-    """Compare what a run recorded of its first `replay.steps` steps with what its replay recorded.
+def compare_records(
+    record: Record, replay: Record, config: AppConfig, kept_split: str | None
+) -> tuple[list[Difference], int, dict[str, bool], list[str]]:
+    """Compare what a run recorded of the steps that its replay trained with what the replay recorded.
 
-    Return the differences, the number of compared figures, whether each digest of the summary equals the replay's, and
-    the files that were not compared, each with the reason.
+    replay: its summary ends as an undisturbed run of that many steps does. config: the run's own. kept_split: the split
+    whose scores a run that came to its end has kept; None: none. Return the differences, the number of compared
+    figures, whether each digest of the summary equals the replay's, and the files that were not compared, each with the
+    reason.
     """
     differences: list[Difference] = []
-    compared = 0
-    for where, before, now, samples in _record_pairs(record, replay):
-        if not before or not now:
-            if before or now:
-                faults = ("recorded", NOT_REPLAYED) if before else (MISSING, "replayed")
-                differences.append(Difference(where, "all", *faults, math.inf))
-            continue
-        recorded, replayed = _flatten(before), _flatten(now)
-        for name in [*recorded, *(name for name in replayed if name not in recorded)]:
-            if not is_compared(where.partition(",")[0], name):
-                continue
-            compared += 1
-            values = recorded.get(name, MISSING), replayed.get(name, NOT_REPLAYED)
-            if (size := _difference(name.rpartition(".")[2], *values, samples)) is not None:
-                differences.append(Difference(where, name, *values, size))
-    if not any(isinstance(event, TrainEvent) and event.step <= replay.steps for event in record.events):
+    compared, summary = 0, record.summary
+    assert replay.summary is not None
+    for pair in _record_pairs(record, replay, replay.summary, config):
+        figures = list(_compare(*pair))
+        compared += len(figures)
+        differences += filter(None, figures)
+    if not any(isinstance(event, TrainEvent) and event.step <= replay.summary.steps for event in record.events):
         raise UserError(f"run={record.directory}: {METRICS} has no losses to compare")
     lacking = []
     if replay.curves is not None:
         # Rounding moves the thresholds of curves, so they are compared only where all figures are equal.
-        is_same_size = record.manifest.world_size == replay.record.manifest.world_size
-        if not (is_same_size or replay.config.train.micro_batch is not None) or differences:
+        is_same_size = record.manifest.world_size == replay.manifest.world_size
+        if not (is_same_size or config.train.micro_batch is not None) or differences:
             lacking.append(f"{CURVES} (other figures or processes differ)")
         else:
-            recorded = {} if record.curves is None else _flatten(plain_object(record.curves))
-            replayed = _flatten(plain_object(replay.curves))
-            for name in {**replayed, **recorded}:
-                values = recorded.get(name, MISSING), replayed.get(name, NOT_REPLAYED)
-                if _difference("", *values, math.inf) is not None:
-                    differences.append(Difference(CURVES, name, *values, math.inf))
-                    break  # one changed score shifts all points after it
-    recorded_summary, summary = record.summary, replay.record.summary
+            curves = {} if record.curves is None else plain_object(record.curves)
+            # One changed score shifts all points after it.
+            first = next(filter(None, _compare(CURVES, curves, plain_object(replay.curves), math.inf)), None)
+            differences += [] if first is None else [first._replace(size=math.inf)]
     same_digests: dict[str, bool] = {}
-    if recorded_summary is None or recorded_summary.status == "failed":
-        lacking.append(f"{SUMMARY} ({'there is none' if recorded_summary is None else 'the run failed'})")
-    elif summary is not None and recorded_summary.steps == replay.steps:
-        digests = recorded_summary.digest or {}
-        same_digests = {name: digests.get(name) == digest for name, digest in (summary.digest or {}).items()}
-    return [*differences, *_score_differences(record, replay)], compared, same_digests, lacking
+    if summary is None or summary.status == "failed":
+        lacking.append(f"{SUMMARY} ({'there is none' if summary is None else 'the run failed'})")
+    elif summary.steps == replay.summary.steps:
+        digests = summary.digest or {}
+        same_digests = {name: digests.get(name) == digest for name, digest in (replay.summary.digest or {}).items()}
+    for split in record.scores.keys() & replay.scores.keys():
+        logits = record.scores[split].logits, replay.scores[split].logits
+        if (difference := bitwise_difference(*logits, NEAR_ZERO)) is not None:
+            row, (before, now) = f"logits.{difference.first[0]}", (float(each[difference.first]) for each in logits)
+            differences.append(Difference(f"{SCORES}/{split}", row, before, now, difference.largest))
+    if summary is not None and summary.status in DONE and kept_split and kept_split not in record.scores:
+        differences.append(Difference(SCORES, kept_split, MISSING, "kept by eval.keep_scores", math.inf))
+    return differences, compared, same_digests, lacking
 
 
-def _record_pairs(record: Record, replay: Replay) -> Iterator[tuple[str, Json, Json, float]]:
-    """Yield what the record and its replay have of each window, evaluation, manifest and part of the summary.
+def _compare(where: str, before: Json, now: Json, samples: float) -> Iterator[Difference | None]:
+    """Yield for each compared figure of a part of the record the difference of its replay; None if there is none.
+
+    where: of the part, beginning with a file's name. before, now: either may be missing. samples: as for `_difference`.
+    """
+    if not before or not now:
+        faults = ("recorded", NOT_REPLAYED) if before else (MISSING, "replayed")
+        yield from [Difference(where, "all", *faults, math.inf)] if before or now else []
+        return
+    recorded, replayed = _flatten(before), _flatten(now)
+    for name in {**recorded, **replayed}:
+        if name.partition(".")[0] not in DIGESTS and is_compared(where.partition(",")[0], name):
+            values = recorded.get(name, MISSING), replayed.get(name, NOT_REPLAYED)
+            size = _difference(name.rpartition(".")[2], *values, samples)
+            yield None if size is None else Difference(where, name, *values, size)
+
+
+def _record_pairs(
+    record: Record, replay: Record, repeated_summary: Summary, config: AppConfig
+) -> Iterator[tuple[str, Json, Json, float]]:
+    """Yield what the record and its replay have of each window, evaluation, manifest and kept score, and the summary.
 
     The place, which begins with a file's name, comes before both, and the samples of their figures after them.
     """
-    manifest, summary, config = record.manifest, record.summary, replay.config
+    manifest, summary, steps = record.manifest, record.summary, repeated_summary.steps
     recorded, repeated = (
-        {(event.event, event.step): plain_object(event) for event in events if event.step <= replay.steps}
-        for events in (record.events, replay.record.events)
+        {(event.event, event.step): plain_object(event) for event in events if event.step <= steps}
+        for events in (record.events, replay.events)
     )
     # The newest launch was configured as the replay is, so it recorded what the replay does beyond its first step. What
     # a run does after its last one depends on how it ended; the summary counts these events.
     required = {
         (kind, step)
         for kind, step in repeated
-        if kind in KINDS and manifest.from_step < step < replay.steps
+        if kind in KINDS and manifest.from_step < step < steps
         if kind != "eval_train" or config.eval.train_split
     }
     events = required | {event for event in recorded if event[0] in KINDS}
@@ -458,68 +458,41 @@ def _record_pairs(record: Record, replay: Replay) -> Iterator[tuple[str, Json, J
     # `changes` compares the conditions: code, versions, hardware, environment, files and layout.
     for number, launch in enumerate(manifest.launches, start=1):
         where = MANIFEST if number == len(manifest.launches) else f"{MANIFEST}, launch {number}"
-        before, now = (plain_object(content) for content in (launch, replay.record.manifest))
+        before, now = (plain_object(content) for content in (launch, replay.manifest))
         shared = [key for key in ("format", "dataset", "seeds", "tables") if key in before or key in now]
         yield where, {key: before.get(key) for key in shared}, {key: now.get(key) for key in shared}, math.inf
-    repeated_summary = replay.record.summary
-    if summary is None or summary.status == "failed" or repeated_summary is None:
+    for split, scores in record.scores.items():
+        before, now = ({} if kept is None else plain_object(kept.about) for kept in (scores, replay.scores.get(split)))
+        yield f"{SCORES}/{split}", before, now, math.inf
+    if summary is None or summary.status == "failed":
         return
-    yield f"{SUMMARY}, events", {**summary.events}, {**Counter(event.event for event in record.events)}, math.inf
-    evaluated = record.evaluated(replay.steps)
-    # A run that is stopped in its last evaluation is interrupted, though no step is left.
-    is_stopped = summary.status == "interrupted" and replay.steps not in evaluated
-    names = ("steps", "samples", "status", "world_size")
-    status = "interrupted" if is_stopped else replay.status
-    now = {"steps": replay.steps, "samples": repeated_summary.samples, "status": status}
-    now["world_size"] = manifest.world_size
-    yield SUMMARY, {name: getattr(summary, name) for name in names}, now, math.inf
-    # Figures of a run that went further than the replay describe other steps.
-    if summary.steps != replay.steps:
-        return
+    # Evaluations are compared with the replay's of the same step. A best one is due once the newest launch evaluated.
+    evaluations = [event for event in replay.events if isinstance(event, EvaluationEvent) and event.event == "eval"]
+    figures, evaluated = {event.step: event.figures() for event in evaluations}, record.evaluated(steps)
+    last, best, monitor = max(evaluated, default=None), summary.best, config.train.monitor
+    served = best.step if config.checkpoint.keep_best and best else last
+    due = [step for step in evaluated if step > manifest.from_step] if best is None else [best.step]
+    candidates = (best_of(figures[step], monitor) for step in due if step in figures)
     tables = repeated_summary.tables
     if config.checkpoint.resume not in ("auto", "never"):
         # A run that began with another run's tables does not know which rows it touched.
-        tables = {name: {**figures, "rows_touched": None} for name, figures in tables.items()}
-    # Evaluations are compared with the replay's of the same step. A best one is due once the newest launch evaluated.
-    evaluations = (event for event in replay.record.events if isinstance(event, EvaluationEvent))
-    figures = {event.step: event.figures() for event in evaluations if event.event == "eval"}
-    last, best, monitor = max(evaluated, default=None), summary.best, config.train.monitor
-    served = best.step if config.checkpoint.keep_best and best else last
-    steps = [step for step in evaluated if step > manifest.from_step] if best is None else [best.step]
-    candidates = (best_of(figures[step], monitor) for step in steps if step in figures)
-    replayed = {
-        "parameters": repeated_summary.parameters,
-        "train": repeated_summary.train,
-        "early_stop": replay.early_stop,
-        "eval": undefined_evaluation() if served is None else figures.get(served),
-        "last": undefined_evaluation() if last is None else figures.get(last),
-        "best": next((candidate for candidate in candidates if candidate is not None), None),
+        tables = {name: {**table, "rows_touched": None} for name, table in tables.items()}
+    # A run that is stopped in its last evaluation is interrupted, though no step is left.
+    is_stopped = summary.status == "interrupted" and steps not in evaluated
+    before, now = plain_object(summary), plain_object(repeated_summary)
+    now |= {
+        "status": "interrupted" if is_stopped else repeated_summary.status,
+        "world_size": manifest.world_size,
+        "events": {**Counter(event.event for event in record.events)},
+        "eval": plain(undefined_evaluation() if served is None else figures.get(served)),
+        "last": plain(undefined_evaluation() if last is None else figures.get(last)),
+        "best": plain(next((candidate for candidate in candidates if candidate is not None), None)),
+        "tables": tables,
     }
-    samples = _sample_count(plain_object(summary.last))
-    for part, content in replayed.items():
-        before, now = (plain(either) or {} for either in (getattr(summary, part), content))
-        yield f"{SUMMARY}, {part}", before, now, samples
-    yield f"{SUMMARY}, tables", {**summary.tables}, {**tables}, math.inf
-
-
-def _score_differences(record: Record, replay: Replay) -> Iterator[Difference]:
-    """Yield kept scores that differ from the replay's of the same step and split, and those that were not kept."""
-    for split, recorded in record.scores.items():
-        where, repeated = f"{SCORES}/{split}", replay.record.scores.get(split)
-        if repeated is None or repeated.about.step != recorded.about.step:
-            yield Difference(where, "step", recorded.about.step, NOT_REPLAYED, math.inf)
-            continue
-        for name in ("split", "rows", "dataset", "labels_sha256"):
-            values = getattr(recorded.about, name), getattr(repeated.about, name)
-            if values[0] != values[1]:
-                yield Difference(where, name, *values, math.inf)
-        difference = bitwise_difference(recorded.logits, repeated.logits, NEAR_ZERO)
-        if difference is not None:
-            before, now = (float(scores.logits[difference.first]) for scores in (recorded, repeated))
-            yield Difference(where, f"logits.{difference.first[0]}", before, now, difference.largest)
-    has_ended = record.summary is not None and record.summary.status in DONE
-    if has_ended and replay.keeps_scores and replay.keeps_scores not in record.scores:
-        yield Difference(SCORES, replay.keeps_scores, MISSING, "kept by eval.keep_scores", math.inf)
+    # Figures of a run that went further than the replay describe other steps.
+    if summary.steps != steps:
+        before, now = ({name: content[name] for name in OF_ANY_LENGTH} for content in (before, now))
+    yield SUMMARY, before, now, _sample_count(plain_object(summary.last))
 
 
 def _flatten(content: Mapping[str, object], prefix: str = "") -> Json:
@@ -660,9 +633,11 @@ def _replay(
     keeps = split is not None and replay_session.split(split).rows <= most_rows
     state, stop = run.state, early_stop(run.state, own_length)
     is_done = state.step >= own_length.total_steps or stop is not None
-    status = "target_reached" if target_reached(state, own_length) else "completed" if is_done else "interrupted"
-    result = Replay(
-        read_record(scratch), steps, trained, status, stop, replay_directory.kept_curves, split if keeps else None
+    replay = read_record(scratch)
+    assert replay.summary is not None
+    replay.summary.early_stop = stop
+    replay.summary.status = (
+        "target_reached" if target_reached(state, own_length) else "completed" if is_done else "interrupted"
     )
     assert isinstance(run.checkpointer, ReplayComparison)
     losses = None
@@ -676,8 +651,8 @@ def _replay(
         "compared_at": sorted(checkpoints),
         **run.checkpointer.report(losses),
     }
-    report = _add_comparison(record, result, report)
-    return _report(report, *changes(launches, result.record.manifest, any_layout), config.tolerance)
+    report = _add_comparison(record, compare_records(record, replay, trained, split if keeps else None), report)
+    return _report(report, *changes(launches, replay.manifest, any_layout), config.tolerance)
 
 
 def _replay_config(
@@ -702,19 +677,21 @@ def _replay_config(
     return replace(config, sharding=ShardingConfig(plan=str(path), qcomm=config.sharding.qcomm))
 
 
-def _add_comparison(record: Record, replay: Replay, report: dict[str, Any]) -> dict[str, Any]:
+def _add_comparison(
+    record: Record, comparison: tuple[list[Difference], int, dict[str, bool], list[str]], report: dict[str, Any]
+) -> dict[str, Any]:
     """Return the report on checkpoints with the comparison of the run's and the replay's records added.
 
     In it, `evaluation` has the difference of each of AUC, logloss and RMSE that the run has; 0 if it is equal.
     """
-    differences, compared, same_digests, lacking = compare_records(record, replay)
+    differences, compared, same_digests, lacking = comparison
     windows = [window for window in differences if window.where.startswith(METRICS) and window.figure == "loss"]
     # Without checkpoints the losses of single steps are not known, so those of the log's windows stand for them.
     if report["losses"] is None and windows:
         # `where` ends with the window's step.
         first_step = min(int(window.where.rsplit(" ", 1)[1]) for window in windows)
         report["losses"] = {"first_step": first_step, "largest": max(window.size for window in windows)}
-    differing = {figure.figure: figure.size for figure in differences if figure.where == f"{SUMMARY}, eval"}
+    differing = {figure.figure: figure.size for figure in differences if figure.where == SUMMARY}
     evaluation = record.summary.eval if record.summary is not None else None
     judged = [key for key in (LOGLOSS, AUC, RMSE) if evaluation is not None and evaluation.figure(key) is not None]
     return {
@@ -723,7 +700,7 @@ def _add_comparison(record: Record, replay: Replay, report: dict[str, Any]) -> d
         "figures_compared": compared,
         "not_compared": {file: list(names) for file, names in NOT_COMPARED.items()},
         "lacking": lacking,
-        "evaluation": {key: differing.get(key, 0.0) for key in judged},
+        "evaluation": {key: differing.get(f"eval.{key}", 0.0) for key in judged},
         "same_digests": same_digests,
         "largest_difference": max([report["largest_difference"], *(figure.size for figure in differences)]),
     }

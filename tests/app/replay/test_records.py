@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 from app import verify
+from app.config.app_config import AppConfig
 from app.record.documents import RunManifest
 from app.runtime.platform import Runtime
-from app.verify import BY_LAUNCHER, NOT_COMPARED, Launch, Replay, changes, compare_records, is_compared, launches_of
+from app.verify import BY_LAUNCHER, NOT_COMPARED, Launch, Record, changes, compare_records, is_compared, launches_of
 from common.documents import convert
 from common.errors import UserError
 from tests.app.conftest import SMALL
@@ -237,6 +238,7 @@ RUNS = {
     "resumed": ["eval.train_split=true", "eval.keep_scores=10000", "checkpoint.every_steps=5", "checkpoint.keep=9"],
     "stopped early": ["train.early_stop_patience=1", "schedule.threshold=0.5", "train.monitor=logloss"],
 }
+Replay = tuple[Record, AppConfig, str | None]  # what `compare_records` takes beside the run's record
 Replayed = tuple[Path, Replay]
 
 
@@ -259,9 +261,9 @@ def replayed(
     train(runtime, request.param, dataset, run)
     replays: list[Replay] = []
 
-    def kept(record: Any, replay: Replay) -> Any:
+    def kept(record: Record, *replay: Any) -> Any:
         replays.append(replay)
-        return compare_records(record, replay)
+        return compare_records(record, *replay)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(verify, "compare_records", kept)
@@ -273,11 +275,11 @@ def faults(run: Path, replay: Replay) -> list[str]:
     """Differences that verify finds in a record, compared with this replay."""
     try:
         record = verify.read_record(run)
-        differences, _, same_digests, _ = compare_records(record, replay)
+        differences, _, same_digests, _ = compare_records(record, *replay)
     except UserError as error:
         return [str(error)]
     digests = [f"digest of {name}" for name, same in same_digests.items() if not same]
-    return [*map(str, differences), *digests, *changes(launches_of(record.manifest), replay.record.manifest)[0]]
+    return [*map(str, differences), *digests, *changes(launches_of(record.manifest), replay[0].manifest)[0]]
 
 
 def is_listed(alteration: Alteration) -> bool:
