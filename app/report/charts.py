@@ -195,25 +195,8 @@ def not_comparable(run: RunFiles, published: dict[str, Any]) -> str | None:
     return f"The published figures are {others}, so this run is not held to them."
 
 
-MAX_POINTS = 2000  # points of a line; a longer line is thinned to its extremes
 MIB = 2**20
 OUTLIER = 3.0  # a value beyond this many times the others would flatten a chart
-
-
-def thin_line(x: Sequence[float], y: Sequence[float], max_points: int = MAX_POINTS) -> tuple[list[float], list[float]]:
-    """Return at most `max_points` points of a line: the minimum and maximum of each stretch of equally many points.
-
-    Peaks stay, unlike with every k-th point or with means, and points keep their x. The first and the last point stay.
-    """
-    if len(x) <= max_points:
-        return list(x), list(y)
-    xs, ys = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    keep = {0, len(xs) - 1}
-    # Each stretch gives two points, and the ends of the line are two more.
-    for stretch in np.array_split(np.arange(len(xs)), max_points // 2 - 1):
-        keep |= {int(stretch[ys[stretch].argmin()]), int(stretch[ys[stretch].argmax()])}
-    indices = sorted(keep)
-    return xs[indices].tolist(), ys[indices].tolist()
 
 
 @dataclass
@@ -471,18 +454,6 @@ def _series_of(
 def _line(
     points: Sequence[tuple[int, float | None]], name: str, color: int, scale: float = 1, kind: str = "line"
 ) -> Series:
-    """Return the points with a value, times `scale`, as a line; only their extremes beyond MAX_POINTS."""
-    measured = [(step, value * scale) for step, value in points if value is not None]
-    x, y = thin_line([step for step, _ in measured], [value for _, value in measured])
-    return Series(name, x, y, kind, color)
-
-
-def thinned(run: RunFiles) -> str:
-    """Return a sentence about thinned lines; empty if none was thinned."""
-    longest = max(len(run.windows), len(run.evaluations))
-    if longest <= MAX_POINTS:
-        return ""
-    return (
-        f"Lines of more than {MAX_POINTS:,} points (here up to {longest:,}) are drawn as the minimum and maximum "
-        "of equally long stretches: no peak is lost."
-    )
+    """Return the points with a value, times `scale`, as a line."""
+    measured = [(step, value) for step, value in points if value is not None]
+    return Series(name, [step for step, _ in measured], [value * scale for _, value in measured], kind, color)

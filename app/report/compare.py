@@ -13,7 +13,7 @@ import numpy as np
 
 from app.config.kinds import AUC, LOGLOSS, MAE, METRICS, NE, RMSE
 from app.record.documents import DONE, Scores, ancestors, kept_splits, read_scores
-from app.report.charts import Chart, Series, course_charts, evaluation_charts, quality_charts, thinned
+from app.report.charts import Chart, Series, course_charts, evaluation_charts, quality_charts
 from app.report.page import ASSETS, ReportTable, render
 from app.report.read import RunFiles, count, figure, signed
 from app.report.statistics import MeanDifference, batch_means, delong, paired, speed_ratio, welch
@@ -418,7 +418,6 @@ class Comparison:
             differing=ReportTable(["Key", *self.names], rows, set()),
             same=ReportTable(["Key", "All runs"], [[key, value] for key, value in same.items()], set()),
             side=charts,
-            thinned=next(filter(None, map(thinned, self.runs)), ""),
         )
 
 

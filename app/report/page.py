@@ -170,7 +170,6 @@ def run_page(run: RunFiles) -> str:
         sentences=charts.sentences(run),
         against=against(run),
         folded=[table for addition in additions(run) for table in addition.tables],
-        thinned=charts.thinned(run),
         ranks=rank_loads(run),
         replay=replay(run),
         manifest=json.dumps(plain_object(run.manifest), indent=1, ensure_ascii=False),

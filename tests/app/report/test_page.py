@@ -112,19 +112,6 @@ def test_the_pictures_in_the_docs_are_of_todays_report() -> None:
     assert all((images / f"report-{name}.png").exists() for name in PICTURES)
 
 
-@settings(max_examples=30)
-@given(st.integers(10, 5000), st.integers(10, 200), st.integers(0, 99))
-def test_points_are_points_of_the_line_and_the_extremes_stay(length: int, most: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    x, y = np.arange(length).tolist(), rng.standard_normal(length).tolist()
-    kept_x, kept_y = charts.thin_line(x, y, most)
-    assert len(kept_x) <= most or length <= most
-    assert set(zip(kept_x, kept_y, strict=True)) <= set(zip(x, y, strict=True))
-    assert kept_x == sorted(kept_x)
-    assert (kept_x[0], kept_x[-1]) == (0, length - 1)
-    assert {min(y), max(y)} <= set(kept_y)
-
-
 @settings(max_examples=50)
 @given(samples=st.integers(1, 10**9), part=st.floats(0, 1))
 def test_wilsons_interval_is_scipys(samples: int, part: float) -> None:
