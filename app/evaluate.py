@@ -22,13 +22,14 @@ from app.config.model import require_dlrm
 from app.data.split import verify_splits
 from app.runtime import platform
 from app.runtime.platform import Runtime
-from app.scoring import LabelledRows
+from app.scoring import compare_rows, labelled_rows
 from app.training import checkpointer, evaluator, predictor
 from app.training.checkpointer import TrainedRun
 from app.training.predictor import require_task, task_of
 from common.documents import Json, plain_object
 from common.errors import UserError
 from common.files import write_atomically
+from data_prep.encoding import Encoder, read_new_rows
 
 
 def main(config: EvaluateConfig) -> int:
@@ -80,12 +81,14 @@ def _measure(run: TrainedRun, effective: AppConfig, runtime: Runtime, config: Ev
     rows = None
     if config.data.raw is not None:
         require_dlrm(effective.model, f"data.raw={config.data.raw}")
-        rows = LabelledRows.read(run.root, Path(config.data.raw))
+        encoder = Encoder.load(run.root)
+        shape = encoder.shape((*encoder.input_columns, *encoder.target_columns))
+        rows = labelled_rows(encoder, read_new_rows(Path(config.data.raw), shape))
     else:
         runtime.on_rank_0(lambda: verify_splits(run.root, run.manifest, [split], effective.data))
     scorer = predictor.load(run.path, effective, runtime, run.root, run.manifest)
     if rows is not None:
-        return rows.compare(scorer, split, config.correct_sampling, run.state.step)
+        return compare_rows(scorer, *rows, split, config.correct_sampling, run.state.step)
     evaluation, limits = scorer.evaluate(split, corrected=config.correct_sampling), effective.eval
     if limits.keep_scores and evaluator.has_few_rows(
         limits.keep_scores, split, scorer.split(split).rows, limits.exact_rows

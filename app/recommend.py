@@ -37,7 +37,6 @@ from app.training.predictor import task_of
 from common.cli import EXIT_DONE
 from common.errors import UserError
 from common.files import write_atomically
-from data_prep.codec.files import NewRows
 from data_prep.encoding import Encoder, read_new_rows
 
 
@@ -55,8 +54,7 @@ def main(config: RecommendConfig) -> int:
         scored = score(config, trained, run, runtime)
         require_finite(scored.logits)
         has_clicks = task_of(run.manifest).has_clicks
-        # The last field, `about`, goes into the JSON.
-        ranked = scoring.rank(*scored[:-1], has_clicks, correction)
+        ranked = scoring.rank(scored, has_clicks, correction)[: config.top_k]
         run.log_chosen_checkpoint()
         if runtime.rank == 0:
             unknown = unknown_counts(scored.features, scored.unknown)
@@ -68,7 +66,11 @@ def main(config: RecommendConfig) -> int:
                 "out_of_vocabulary": unknown,
                 **scored.about,
             }
-            _report(config, ranked[: config.top_k], about)
+            print(scoring.to_table(ranked), end="")
+            if config.out is not None:
+                is_json = Path(config.out).suffix == ".json"
+                text = scoring.to_json(ranked, about) if is_json else scoring.to_csv(ranked)
+                write_atomically(Path(config.out), text.encode())
             log_unknown(unknown, len(scored.names))
     return EXIT_DONE
 
@@ -80,28 +82,13 @@ def score_rows(config: RecommendConfig, trained: AppConfig, run: TrainedRun, run
     if config.candidates == ALL:
         raise UserError(f"candidates={ALL}: is of datasets of events, and {run.root} holds rows; name a file of rows")
     encoder = Encoder.load(run.root)
-    candidates = _read(config, encoder)
+    shape = encoder.shape((*encoder.input_columns, config.id_column))
+    candidates = read_new_rows(Path(config.candidates), shape)
+    # The user's row fills in columns that the candidates lack.
+    if config.user is not None:
+        candidates = fill_from_user(candidates, read_new_rows(Path(config.user), shape))
     if not candidates.numbers:
         return NONE_SCORED
     block = parse(encoder, candidates, config.id_column)
     scorer = RowScorer(encoder, predictor.load(run.path, trained, runtime, run.root, run.manifest))
     return scorer.scored(candidates, block, config.id_column)
-
-
-def _read(config: RecommendConfig, encoder: Encoder) -> NewRows:
-    """Return the candidates; the user's row fills in columns that they lack."""
-    columns = encoder.input_columns
-    shape = encoder.shape((*columns, config.id_column))
-    candidates = read_new_rows(Path(config.candidates), shape)
-    if config.user is not None:
-        candidates = fill_from_user(candidates, read_new_rows(Path(config.user), shape))
-    return candidates
-
-
-def _report(config: RecommendConfig, ranked: scoring.Ranking, about: dict[str, object]) -> None:
-    """Print the ranking as a table; write it to the file of `out`, with `about` if that is JSON."""
-    print(scoring.to_table(ranked), end="")
-    if config.out is not None:
-        path = Path(config.out)
-        text = scoring.to_json(ranked, about) if path.suffix == ".json" else scoring.to_csv(ranked)
-        write_atomically(path, text.encode())

@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ from common.documents import Json, plain_object
 from common.errors import UserError
 from data_prep.codec.files import NewRows
 from data_prep.codec.rows import ParsedRows
-from data_prep.encoding import EncodedBlock, Encoder, read_new_rows
+from data_prep.encoding import EncodedBlock, Encoder
 
 
 def fill_from_user(candidates: NewRows, user: NewRows) -> NewRows:
@@ -95,20 +94,12 @@ class RankedNumber(NamedTuple):
 Ranking = Sequence[Ranked] | Sequence[RankedNumber]
 
 
-def rank(
-    names: Sequence[str],
-    logits: NDArray[np.float32],
-    order: NDArray[np.int64],
-    unknown: NDArray[np.bool_],
-    features: Sequence[str],
-    has_clicks: bool = True,
-    correction: float = 0.0,
-) -> Ranking:
+def rank(scored: Scored, has_clicks: bool, correction: float) -> Ranking:
     """Return the candidates from the best to the worst; equal scores come in the candidates' canonical order.
 
-    logits: [n]. order: [n], candidates in their canonical order. unknown: [n, F], per feature of `features`.
     has_clicks: whether these are logits of clicks, not predicted numbers. correction: offset of logits of clicks.
     """
+    names, logits, order, unknown, features, _ = scored
     best = order[np.argsort(-logits[order], kind="stable")].tolist()
     unknown_names = [[name for name, is_unknown in zip(features, row, strict=True) if is_unknown] for row in unknown]
     numbered = list(enumerate(best, start=1))
@@ -230,65 +221,51 @@ def log_unknown(counts: dict[str, int], rows: int) -> None:
 NEW_ROWS = "new rows"  # stands in place of a split's name
 
 
-@dataclass(frozen=True)
-class LabelledRows:
-    """Encoded rows, and per feature the share of rows with a value that the dataset does not contain."""
+def labelled_rows(encoder: Encoder, rows: NewRows) -> tuple[RowArrays, dict[str, float]]:
+    """Return encoded rows, with labels by the dataset's rule, and the share of unknown values of each feature.
 
-    arrays: RowArrays
-    unknown: dict[str, float]
+    Raises UserError for missing rows, columns or weights.
+    """
+    if not rows.numbers:
+        raise UserError(f"{rows.name}: no rows; give at least one")
+    ignored_columns(rows, encoder.input_columns, spare=())
+    # Only a dataset with sample weights has a second column.
+    for column, content in zip(encoder.target_columns, ("labels", "sample weights"), strict=False):
+        if column not in rows.columns:
+            raise UserError(f"{rows.name}: no column {column}, which holds the {content}; add it, or use app.recommend")
+    block = encoder.parse_columns(rows.columns, rows.name, rows.numbers, labelled=True)
+    shares = encoder.unknown(block).mean(axis=0).tolist()
+    arrays = to_row_arrays(encoder.encode(block))
+    if arrays.weights is not None and not arrays.weights.any():
+        weight = encoder.target_columns[-1]
+        raise UserError(f"{rows.name}: column {weight}: all weights are 0; give a row with a weight above 0")
+    return arrays, dict(zip(encoder.features, shares, strict=True))
 
-    @classmethod
-    def read(cls, root: Path, path: Path) -> "LabelledRows":
-        """Read a file of raw rows for the dataset at `root`. Raises UserError as `encode`, or for the file."""
-        encoder = Encoder.load(root)
-        columns = (*encoder.input_columns, *encoder.target_columns)
-        return cls.encode(encoder, read_new_rows(path, encoder.shape(columns)))
 
-    @classmethod
-    def encode(cls, encoder: Encoder, rows: NewRows) -> "LabelledRows":
-        """Encode rows, with labels by the dataset's rule. Raises UserError for missing rows, columns or weights."""
-        if not rows.numbers:
-            raise UserError(f"{rows.name}: no rows; give at least one")
-        ignored_columns(rows, encoder.input_columns, spare=())
-        # Only a dataset with sample weights has a second column.
-        for column, content in zip(encoder.target_columns, ("labels", "sample weights"), strict=False):
-            if column not in rows.columns:
-                raise UserError(
-                    f"{rows.name}: no column {column}, which holds the {content}; add it, or use app.recommend"
-                )
-        block = encoder.parse_columns(rows.columns, rows.name, rows.numbers, labelled=True)
-        shares = encoder.unknown(block).mean(axis=0).tolist()
-        arrays = to_row_arrays(encoder.encode(block))
-        if arrays.weights is not None and not arrays.weights.any():
-            weight = encoder.target_columns[-1]
-            raise UserError(f"{rows.name}: column {weight}: all weights are 0; give a row with a weight above 0")
-        return cls(arrays, dict(zip(encoder.features, shares, strict=True)))
+def compare_rows(
+    scorer: Predictor, rows: RowArrays, unknown: dict[str, float], own_split: str, corrected: bool, step: int
+) -> Json:
+    """Return the metrics of labelled rows and of a split of the dataset, and the differences; a collective call.
 
-    def compare(self, scorer: Predictor, own_split: str, corrected: bool, step: int) -> Json:
-        """Return the metrics of these rows and of a split of the dataset, and the differences; a collective call.
-
-        corrected: as in `Predictor.evaluate`; step: the checkpoint's.
-        """
-        rows = EvaluatedRows(self.arrays, scorer)
-        new, own = scorer.evaluate(NEW_ROWS, corrected=corrected, rows=rows).figures, None
-        # An unknown split is an error, but an empty one merely has nothing to compare with.
-        if own_split not in scorer.manifest.splits or scorer.manifest.splits[own_split].rows:
-            scorer.runtime.on_rank_0(
-                lambda: verify_splits(scorer.root, scorer.manifest, [own_split], scorer.config.data)
-            )
-            own = scorer.evaluate(own_split, corrected=corrected).figures
-        differences = {}
-        for name in METRICS:
-            of_rows, of_split = new.figure(name), own.figure(name) if own else None
-            if of_rows is not None and of_split is not None:
-                differences[name] = of_rows - of_split
-        return {
-            **plain_object(new),
-            "step": step,
-            "unknown": self.unknown,
-            "own": own and {**plain_object(own), "step": step},
-            "difference": own and differences,
-        }
+    corrected: as in `Predictor.evaluate`; step: the checkpoint's.
+    """
+    new, own = scorer.evaluate(NEW_ROWS, corrected=corrected, rows=EvaluatedRows(rows, scorer)).figures, None
+    # An unknown split is an error, but an empty one merely has nothing to compare with.
+    if own_split not in scorer.manifest.splits or scorer.manifest.splits[own_split].rows:
+        scorer.runtime.on_rank_0(lambda: verify_splits(scorer.root, scorer.manifest, [own_split], scorer.config.data))
+        own = scorer.evaluate(own_split, corrected=corrected).figures
+    differences = {}
+    for name in METRICS:
+        of_rows, of_split = new.figure(name), own.figure(name) if own else None
+        if of_rows is not None and of_split is not None:
+            differences[name] = of_rows - of_split
+    return {
+        **plain_object(new),
+        "step": step,
+        "unknown": unknown,
+        "own": own and {**plain_object(own), "step": step},
+        "difference": own and differences,
+    }
 
 
 class EvaluatedRows:

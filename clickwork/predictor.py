@@ -201,8 +201,7 @@ class Predictor:
         block = parse(self._scorer.encoder, rows, id_column)
         with run_arithmetic(self._trained, self._runtime):
             scored = self._scorer.scored(rows, block, id_column)
-        # The last field, `about`, is for the JSON of a command.
-        return scoring.rank(*scored[:-1], self._has_clicks, self._correction)[:top_k]
+        return scoring.rank(scored, self._has_clicks, self._correction)[:top_k]
 
 
 @convert_errors()

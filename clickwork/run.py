@@ -87,16 +87,16 @@ class Run:
         Raises:
             Error: as `load` and `Predictor.predict`, or there are no labels.
         """
-        from app.scoring import LabelledRows
+        from app.scoring import compare_rows, labelled_rows
 
         trained = trained_config(self.path, data, platform)
         with open_run(self.path, trained, checkpoint) as (run, runtime):
             # The call is for its refusal and its line in the log.
             run.correction(correct_sampling)
             scorer = row_scorer(trained, run, runtime)
-        rows = LabelledRows.encode(scorer.encoder, whole_table(table, "table"))
+        rows = labelled_rows(scorer.encoder, whole_table(table, "table"))
         with run_arithmetic(trained, runtime):
-            figures = rows.compare(scorer.predictor, split, correct_sampling, run.state.step)
+            figures = compare_rows(scorer.predictor, *rows, split, correct_sampling, run.state.step)
         return {**run.about, **figures}
 
     def __repr__(self) -> str:
