@@ -159,19 +159,25 @@ class LocalTensor(NamedTuple):
     values: Tensor
 
 
-def local_tensors(tensors: Any, path: str = "") -> Iterator[LocalTensor]:
-    """Yield the tensors and shards that this process holds, in the order of the dicts and lists."""
-    if isinstance(tensors, dict):
-        for key, value in tensors.items():
-            yield from local_tensors(value, f"{path}.{key}" if path else str(key))
-    elif isinstance(tensors, (list, tuple)):
-        for number, value in enumerate(tensors):
-            yield from local_tensors(value, f"{path}[{number}]")
-    elif isinstance(tensors, ShardedTensor):
-        for shard in tensors.local_shards():
-            yield LocalTensor(path, tuple(shard.metadata.shard_offsets), shard.tensor)
+def whole_tensors(tensors: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of nested dicts and lists by their paths, sharded ones undivided, in the order of both."""
+    if isinstance(tensors, (dict, list, tuple)):
+        is_named = isinstance(tensors, dict)
+        for key, value in tensors.items() if is_named else enumerate(tensors):  # type: ignore[union-attr]
+            name = f"{path}[{key}]" if not is_named else f"{path}.{key}" if path else str(key)
+            yield from whole_tensors(value, name)
     elif isinstance(tensors, Tensor):
-        yield LocalTensor(path, (0,) * tensors.dim(), tensors)
+        yield path, tensors
+
+
+def local_tensors(tensors: Any) -> Iterator[LocalTensor]:
+    """Yield the tensors and shards that this process holds, in the order of `whole_tensors`."""
+    for path, tensor in whole_tensors(tensors):
+        if isinstance(tensor, ShardedTensor):
+            for shard in tensor.local_shards():
+                yield LocalTensor(path, tuple(shard.metadata.shard_offsets), shard.tensor)
+        else:
+            yield LocalTensor(path, (0,) * tensor.dim(), tensor)
 
 
 def num_bytes(tensors: Any) -> int:
@@ -181,11 +187,7 @@ def num_bytes(tensors: Any) -> int:
 
 def stored_bytes(tensors: Any) -> int:
     """Return the bytes of whole tensors in a checkpoint, all processes' shards together; replicated ones count once."""
-    if isinstance(tensors, dict):
-        return sum(stored_bytes(value) for value in tensors.values())
-    if isinstance(tensors, (list, tuple)):
-        return sum(stored_bytes(value) for value in tensors)
-    return int(tensors.size().numel()) * tensors.dtype.itemsize if isinstance(tensors, Tensor) else 0
+    return sum(int(tensor.size().numel()) * tensor.dtype.itemsize for _, tensor in whole_tensors(tensors))
 
 
 def first_not_finite(tensors: Any) -> str | None:

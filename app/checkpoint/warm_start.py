@@ -16,7 +16,15 @@ from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
-from app.checkpoint.saver import LocalTensor, SafeReader, local_tensors, read_tensors, set_tensors, tensors_of
+from app.checkpoint.saver import (
+    LocalTensor,
+    SafeReader,
+    local_tensors,
+    read_tensors,
+    set_tensors,
+    tensors_of,
+    whole_tensors,
+)
 from app.model.embeddings import Embedding
 from common.errors import UserError
 from data_prep.dataset.format import Manifest, open_shard
@@ -138,7 +146,7 @@ def load(
     tensors = tensors_of(model, optimizer)
     # Tensors that are loaded whole, and by name the other run's row of each row of those that are not.
     equal, translated = dict[str, Any](), dict[str, NDArray[np.int64]]()
-    for name, tensor in sorted(_whole_tensors(tensors), key=lambda item: TABLES not in item[0]):
+    for name, tensor in sorted(whole_tensors(tensors), key=lambda item: TABLES not in item[0]):
         shape = tuple(tensor.size())
         stored = tuple(metadata[name].size) if name in metadata else None
         table = name.partition(TABLES)[2].partition(".weight")[0]
@@ -184,18 +192,6 @@ def _take_rows(local: LocalTensor, offsets: tuple[int, ...], values: Tensor, row
         if values.dim() == 2:
             block, read = block[:, columns], read[:, stored_columns]
         block[torch.from_numpy(taken).to(block.device)] = read.to(block.device)
-
-
-def _whole_tensors(tensors: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the tensors of nested dicts, sharded ones undivided, each with its name in a checkpoint.
-
-    `local_tensors` yields this process's shards under the same names.
-    """
-    if isinstance(tensors, dict):
-        for key, value in tensors.items():
-            yield from _whole_tensors(value, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, tensors
 
 
 def _describe_misfit(name: str, table: str, shape: tuple[int, ...], stored: tuple[int, ...] | None) -> str:
