@@ -4,7 +4,7 @@ import functools
 import importlib.util
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -38,12 +38,11 @@ class Tracker(Protocol):
 
 
 class Setting(NamedTuple):
-    """Inputs of a new tracker: the run's directory, its configuration, whole and flat, and the step it starts from.
+    """Inputs of a new tracker: the run's configuration, whole and flat, and the step it starts from.
 
-    file: the tracker's own file in the directory. rows: number per split of the dataset.
+    file: the tracker's own file in the run's directory. rows: number per split of the dataset.
     """
 
-    directory: Path
     file: Path
     config: AppConfig
     settings: Mapping[str, str | int | float | bool]
@@ -85,7 +84,7 @@ def start_tensorboard(setting: Setting) -> Tracker | None:
 
 # The core's tracker, then those of extensions; a run opens them in this order.
 TRACKERS = (
-    TrackerKind("tensorboard", "record.tensorboard", start_tensorboard, file=TENSORBOARD, is_cut_back=True),
+    TrackerKind("tensorboard", "record.tensorboard", start_tensorboard, file=TENSORBOARD),
     *rows_of_extensions(TrackerKind),
 )
 # Names in a run's directory; a run that starts afresh removes them.
@@ -118,21 +117,12 @@ class Trackers:
                 if value is not None:
                     settings[f"{group}.{key}"] = value if isinstance(value, (str, int, float, bool)) else str(value)
         for kind in configured_trackers(config):
-            file = directory / kind.file
-            tracker = kind.start(Setting(directory, file, config, settings, rows, world_size, from_step))
+            tracker = kind.start(Setting(directory / kind.file, config, settings, rows, world_size, from_step))
             self._open += [] if tracker is None else [(kind, tracker)]
 
     def event(self, event: AnyEvent) -> None:
         """Show one event of metrics.jsonl."""
         self._call_each(lambda tracker: tracker.event(event))
-
-    def show_again(self, events: Sequence[AnyEvent], curves: Curves | None) -> None:
-        """Show the last step's events again in trackers whose files were cut back; the others still have them."""
-        for board in [tracker for kind, tracker in self._open if kind.is_cut_back]:
-            for event in events:
-                board.event(event)
-            if curves is not None and any(event.event == "eval" for event in events):
-                board.curves(curves)
 
     def curves(self, curves: Curves | None) -> None:
         """Show an evaluation's curves; None on ranks that have none."""
@@ -191,9 +181,9 @@ class TensorBoard:
     """Writes an events file; TensorBoard's queue does so in its own thread."""
 
     def __init__(self, directory: Path, settings: Mapping[str, str | int | float | bool], from_step: int) -> None:
-        """Continue at `from_step`: TensorBoard hides earlier events of that step and later ones."""
+        """Continue after `from_step`: TensorBoard hides earlier events of later steps."""
         _report_errors_once()
-        self._writer = SummaryWriter(str(directory), purge_step=from_step or None)
+        self._writer = SummaryWriter(str(directory), purge_step=from_step + 1 if from_step else None)
         # The third summary says that the session has ended, which `close` adds.
         for summary in hparams(dict(settings), dict.fromkeys(SUMMARY_TAGS, 0.0))[:2]:
             self._add(summary)

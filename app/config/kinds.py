@@ -379,7 +379,6 @@ class TrackerKind(NamedTuple):
     start: Callable[[Setting], Tracker | None]
     package: str = ""  # the package that it requires; empty: none
     file: str = ""  # its file in the run's directory, which a run from the start removes; empty: none
-    is_cut_back: bool = False  # True if a resumption repeats the events of the last step
     # Returns whether a configuration enables it, if a null key depends on other keys; None: `key` decides.
     is_wanted: Callable[[AppConfig], bool] | None = None
     of_clicks: bool = False  # True if it supports only labels of 0 and 1

@@ -58,8 +58,6 @@ from app.record.documents import (
     Summary,
     is_run,
     read_config,
-    read_curves,
-    read_events,
     read_manifest,
     read_status,
 )
@@ -229,14 +227,6 @@ class RunDirectory:
             # A line is written with one call, so that a kill leaves whole lines but for the last.
             with open(self.path / METRICS, "ab") as file:
                 file.write(encode(redact(plain_object(event))).encode() + b"\n")
-
-    def shown_at(self, step: int) -> tuple[list[AnyEvent], Curves | None]:
-        """Return the events of one step and, if they are of it, the curves; nothing on ranks other than 0."""
-        if not self._writes:
-            return [], None
-        curves = read_curves(self.path)
-        events = [event for event in read_events(self.path) if event.step == step]
-        return events, curves if curves and curves.step == step else None
 
     def curves(self, compute: Callable[[], Curves]) -> Curves | None:
         """Write the newest evaluation's curves to curves.json and return them; only rank 0 computes them."""

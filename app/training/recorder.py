@@ -228,16 +228,11 @@ class Recorder:
         evaluated = state.evaluation is not None and state.evaluation.step == state.step
         # The rows of train include drawn negatives.
         rows = {**session.split_rows(), "train": session.split("train").rows}
-
-        def open_trackers() -> None:
-            world_size = session.runtime.world_size
-            self.trackers.start(directory.path, session.config, plain, rows, world_size, state.step)
-            self.trackers.show_again(*directory.shown_at(state.step))
-
-        # The directory comes first: it cuts the record back to the checkpoint, and trackers show what is left.
-        session.runtime.on_rank_0(lambda: directory.begin(plain, manifest, state.step, evaluated, not continues, FILES))
+        runtime, start = session.runtime, self.trackers.start
+        runtime.on_rank_0(lambda: directory.begin(plain, manifest, state.step, evaluated, not continues, FILES))
         if directory.is_tracked:
-            session.runtime.on_rank_0(open_trackers)
+            size, step = runtime.world_size, state.step
+            runtime.on_rank_0(lambda: start(directory.path, session.config, plain, rows, size, step))
 
     def measure_energy(self) -> None:
         """Count the energy that all processes' devices used since the last call; a collective call.
