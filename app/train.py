@@ -335,12 +335,12 @@ def _set_up(
 
     # Checkpoint: start from it, unless the run has ended already or would end badly.
     if start is not None:
-        run.restore(Path(start))
+        run.restore(start)
         if (status := runtime.on_rank_0(run.status_if_done)) is not None:
             remedy = "give another run.name, or checkpoint.resume=never checkpoint.overwrite=true"
             log.info("%s: %s already, nothing to do; %s", record.path, status, remedy)
             return None
-        require_steps_left(run.length, run.state.step, Path(start))
+        require_steps_left(run.length, run.state.step, start)
     elif config.checkpoint.warm_start_from is not None:
         run.warm_start(config.checkpoint.warm_start_from)
     require_rates(run.length, config.schedule, run.state.step)
@@ -349,5 +349,5 @@ def _set_up(
     # A run that resumes from an older checkpoint of its own removes the later ones, after all checks have passed.
     if start is not None and run.continues:
         best = run.state.best.step if run.state.best and config.checkpoint.keep_best else None
-        runtime.on_rank_0(lambda: files.remove_later(record.checkpoints, Path(start), best))
+        runtime.on_rank_0(lambda: files.remove_later(record.checkpoints, start, best))
     return run

@@ -77,7 +77,7 @@ from app.training.recorder import Recorder, undefined_evaluation
 from app.training.session import Session
 from app.training.state import RunState, best_of, early_stop, run_length
 from common.cli import EXIT_DONE
-from common.documents import Json, decode, encode, plain, plain_object
+from common.documents import Json, encode, plain, plain_object
 from common.errors import UserError
 
 # Values near 0 may change by many times their size without meaning.
@@ -585,10 +585,8 @@ def _replay(
             "can be, start with NPROC=%d (make) or torchrun",
             *(directory, launch and launch.world_size, start, joined.world_size, first.world_size),
         )
-    paths = decode(
-        joined.on_rank_0(lambda: encode([str(path) for path in files.undamaged_checkpoints(directory)])), list[str]
-    )
-    checkpoints = {files.read_state(Path(path)).step: Path(path) for path in paths}
+    paths = joined.on_rank_0(lambda: [*files.undamaged_checkpoints(directory / files.CHECKPOINTS)])
+    checkpoints = {files.read_state(path).step: path for path in paths}
     summary = record.summary
     is_known = summary is not None and not (checkpoints and summary.status == "failed")
     steps = max([*checkpoints, summary.steps if summary is not None and is_known else 0])
@@ -673,7 +671,7 @@ def _replay_config(
     # A planner may choose another plan today.
     path = scratch / "plan.json"
     plan = Plan(world_size=sizes[0], local_world_size=sizes[1], tables=recorded.plan)
-    joined.on_rank_0(lambda: str(path.write_text(encode(plan), encoding="utf-8")))
+    joined.on_rank_0(lambda: path.write_text(encode(plan), encoding="utf-8"))
     return replace(config, sharding=ShardingConfig(plan=str(path), qcomm=config.sharding.qcomm))
 
 

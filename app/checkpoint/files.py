@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -130,30 +131,22 @@ def resumption(directory: Path) -> tuple[bool, str]:
     return False, "there is no checkpoint, so the same command starts over"
 
 
-def newest_undamaged(directory: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest complete and undamaged checkpoint, and what is wrong with each newer one.
+def undamaged_checkpoints(directory: Path) -> Iterator[Path]:
+    """Yield a directory's complete and undamaged checkpoints, the newest first; warn of the damaged ones before each.
 
     `latest` is for people only: a kill may come between the renaming of a checkpoint and the update of `latest`.
 
     Raises OtherFormatError: another version wrote one of them. A run that skipped it would start over and remove it.
     """
-    skipped: list[str] = []
     for checkpoint in reversed(whole_checkpoints(directory)):
-        if (damage := damage_of(checkpoint)) is None:
-            return checkpoint, skipped
-        skipped.append(damage)
-    return None, skipped
-
-
-def damage_of(checkpoint: Path) -> str | None:
-    """Return what `verify` says against a checkpoint. Raises OtherFormatError, which says nothing about damage."""
-    try:
-        verify(checkpoint)
-    except OtherFormatError:
-        raise
-    except UserError as error:
-        return str(error)
-    return None
+        try:
+            verify(checkpoint)
+        except OtherFormatError:
+            raise
+        except UserError as error:
+            log.warning("checkpoint: skipped %s", error)
+        else:
+            yield checkpoint
 
 
 def verify(checkpoint: Path) -> None:
@@ -242,8 +235,8 @@ def _damage_error(path: Path, reason: object) -> UserError:
     return UserError(f"{path}: damaged ({reason}); remove the checkpoint to use another")
 
 
-def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
-    """Return the path of the checkpoint to start from, if any; skip damaged ones with a warning.
+def choose(config: CheckpointConfig, checkpoints: Path) -> Path | None:
+    """Return the checkpoint to start from, if any; skip damaged ones with a warning.
 
     If torchrun restarted the job after a loss, start from the run's newest, whatever checkpoint.resume says. Nothing is
     removed here; raises UserError if checkpoints would have to be, without checkpoint.overwrite.
@@ -257,10 +250,7 @@ def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
     if choice == "never":
         directory, obsolete = None, whole_checkpoints(checkpoints)
     elif choice == "auto":
-        directory, skipped = newest_undamaged(checkpoints)
-        for reason in skipped:
-            log.warning("resume: skipped %s", reason)
-        obsolete = []
+        directory, obsolete = next(undamaged_checkpoints(checkpoints), None), []
     else:
         directory = choose_start(choice)
         obsolete = _not_before(checkpoints, directory)
@@ -269,7 +259,7 @@ def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
             f"checkpoint.resume={config.resume}: would remove {', '.join(path.name for path in obsolete)} in "
             f"{obsolete[0].parent}; give another run.name, or checkpoint.overwrite=true to remove them"
         )
-    return None if directory is None else str(directory)
+    return directory
 
 
 def choose_start(choice: str) -> Path:
@@ -279,8 +269,8 @@ def choose_start(choice: str) -> Path:
     if directory.name == LATEST and directory.is_file():
         directory = directory.parent.parent
     if (directory / CHECKPOINTS).is_dir():
-        path, _ = newest_undamaged(directory / CHECKPOINTS)
-        directory = path or directory
+        for checkpoint in undamaged_checkpoints(directory / CHECKPOINTS):
+            return checkpoint
     verify(directory)
     return directory
 
@@ -291,16 +281,8 @@ def _not_before(checkpoints: Path, start: Path) -> list[Path]:
     return [path for path in whole_checkpoints(checkpoints) if not is_same_run or path.name > start.name]
 
 
-def undamaged_checkpoints(run: Path) -> list[Path]:
-    """Return a run's complete and undamaged checkpoints, oldest first; warn of the others."""
-    damages = {path: damage_of(path) for path in whole_checkpoints(run / CHECKPOINTS)}
-    for damage in filter(None, damages.values()):
-        log.warning("checkpoint: skipped %s", damage)
-    return [path for path, damage in damages.items() if damage is None]
-
-
-def find_checkpoint(run: Path, choice: str | None) -> str:
-    """Return the path of a run's checkpoint to score by: `best`, `last` (or `latest`), a step's number, or any path.
+def find_checkpoint(run: Path, choice: str | None) -> Path:
+    """Return a run's checkpoint to score by: `best`, `last` (or `latest`), a step's number, or any path.
 
     None means the best if the run keeps one, else the last. The last is the newest that is not damaged.
     """
@@ -308,17 +290,16 @@ def find_checkpoint(run: Path, choice: str | None) -> str:
     if choice is None and (best := pointed_to(checkpoints, BEST)) is not None:
         try:
             verify(best)
-            return str(best)
+            return best
         except UserError as error:
             # Nobody has asked for the best, so a damaged one gives way to the last.
             log.warning("checkpoint: skipped the best: %s", error)
     if choice in (None, LAST, LATEST):
-        path, skipped = newest_undamaged(checkpoints)
-        if path is None:
-            raise UserError("; ".join(skipped) or f"run={run}: no complete checkpoint yet; train it first")
-        for reason in skipped:
-            log.warning("checkpoint: skipped %s", reason)
-        return str(path)
+        for undamaged in undamaged_checkpoints(checkpoints):
+            return undamaged
+        for damaged in whole_checkpoints(checkpoints):
+            verify(damaged)  # which raises
+        raise UserError(f"run={run}: no complete checkpoint yet; train it first")
     if choice == BEST:
         checkpoint = pointed_to(checkpoints, BEST)
         if checkpoint is None:
@@ -335,7 +316,7 @@ def find_checkpoint(run: Path, choice: str | None) -> str:
         if not checkpoint.is_dir():
             raise UserError(f"checkpoint={choice}: must be {BEST}, {LAST}, a step, or the path of a checkpoint")
     verify(checkpoint)
-    return str(checkpoint)
+    return checkpoint
 
 
 def remove_later(checkpoints: Path, start: Path, best_step: int | None) -> None:

@@ -8,6 +8,7 @@ import importlib.metadata
 import itertools
 import logging
 import os
+import pickle
 import random
 import re
 import sys
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -34,7 +35,6 @@ from app.runtime import environment
 from app.runtime.environment import HAS_MET, LAUNCHER_VARIABLES, REFUSAL_SECONDS
 from common.cli import EXIT_BAD_INPUT
 from common.command import RedactingFormatter
-from common.documents import decode, encode
 from common.errors import LostPeerError, OwnError, UserError
 from common.machine import keep_freed_memory, usable_cpus
 from common.signals import Interrupted, discard_native_stdout, erase_sequence, is_launched
@@ -42,7 +42,7 @@ from common.signals import Interrupted, discard_native_stdout, erase_sequence, i
 log = logging.getLogger("clickwork")
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
-JsonT = TypeVar("JsonT", bound="str | bool | None")
+T = TypeVar("T")
 
 ALL_MODES, STRICT_MODE = -1, 1 << 16  # MKL_CBWR_ALL, MKL_CBWR_STRICT of mkl_types.h
 PROBED_WIDTHS = ((13, 20, 64, 256, 367, 512, 1024), (1, 16, 64, 256, 512, 2048))  # inputs and outputs of layers
@@ -128,8 +128,8 @@ class Runtime:
                 dist.send(torch.from_numpy(np.require(values, requirements=["C", "W"])), 0)
         return joined
 
-    def on_rank_0(self, action: Callable[[], JsonT]) -> JsonT:
-        """Run `action` on rank 0, however long it takes, and return its result (a string, bool or None) on all ranks.
+    def on_rank_0(self, action: Callable[[], T]) -> T:
+        """Run `action` on rank 0, however long it takes, and return its result, which pickle can carry, on all ranks.
 
         Raises UserError, SystemExit, Interrupted: on rank 0, what the action raised. Raises SystemExit: on the other
         ranks in that case, without a message.
@@ -141,21 +141,21 @@ class Runtime:
                 value = action()
             except (UserError, SystemExit, Interrupted) as error:
                 status = error.status if isinstance(error, Interrupted) else getattr(error, "code", EXIT_BAD_INPUT)
-                self.store.set(key, encode({"status": status}))
+                self.store.set(key, pickle.dumps((status, None)))  # type: ignore[arg-type]
                 # Let the others read an outcome before a store that is not torchrun's ends with this process.
                 until = time.monotonic() + REFUSAL_SECONDS
                 if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
                     while self.store.add(f"{key}/heard", 0) < self.world_size - 1 and time.monotonic() < until:
                         time.sleep(0.05)
                 raise
-            self.store.set(key, encode({"value": value}))
+            self.store.set(key, pickle.dumps((None, value)))  # type: ignore[arg-type]  # stores take bytes, too
             return value
         self._poll(lambda: self.store.check([key]))
-        outcome = decode(self.store.get(key), dict[str, Any])
-        if "status" in outcome:
+        outcome: tuple[int | None, T] = pickle.loads(self.store.get(key))
+        if outcome[0] is not None:
             self.store.add(f"{key}/heard", 1)
-            raise SystemExit(outcome["status"])
-        return cast("JsonT", outcome["value"])
+            raise SystemExit(outcome[0])
+        return outcome[1]
 
     def wait_for_all(self) -> None:
         """Return once all processes have called this, however long that takes."""

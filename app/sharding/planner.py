@@ -46,7 +46,6 @@ from app.optimizer import has_fused
 from app.runtime.platform import Runtime
 from app.sharding.plan import blocks, codecs, make_sharders, read_plan, shardable, tables_in_order
 from common.compose import ConversionError, convert
-from common.documents import decode, encode
 from common.errors import UserError
 from common.keys import check_keys, shown
 from data_prep.dataset.format import Manifest, mean_bag_sizes
@@ -451,17 +450,17 @@ def plan_for(config: AppConfig, runtime: Runtime, tables: TableArch, bag_sizes: 
     """Return the plan that all processes use; a collective call. `bag_sizes`: mean ids per bag of each feature."""
 
     # Rank 0 decides for all, since TorchRec takes its options from sets of strings, whose order differs by process.
-    def decide_on_rank_0() -> str:
-        """Return the plan as the JSON of its file. Raise UserError for another number of machines or devices."""
+    def decide_on_rank_0() -> Plan:
+        """Return the plan. Raise UserError for another number of machines or devices."""
         hardware = config.topology
         nodes, devices = runtime.world_size // runtime.local_world_size, runtime.local_world_size
         for key, number in (("nodes", nodes), ("devices_per_node", devices)):
             if getattr(hardware, key) not in (None, number):
                 raise UserError(f"topology.{key}={getattr(hardware, key)}: the run has {number}; leave it out")
         of_run = replace(config, topology=replace(hardware, nodes=nodes, devices_per_node=devices))
-        return encode(decide(of_run, runtime.device, tables, bag_sizes))
+        return decide(of_run, runtime.device, tables, bag_sizes)
 
-    plan = decode(runtime.on_rank_0(decide_on_rank_0), Plan)
+    plan = runtime.on_rank_0(decide_on_rank_0)
     if runtime.world_size == 1 and config.sharding.qcomm != type(config.sharding.qcomm)():
         log.warning("sharding.qcomm: has no effect with one process: nothing travels")
     return plan

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from app.checkpoint import files, saver
@@ -32,7 +31,7 @@ from app.checkpoint.warm_start import Source, describe_rows, load, translate_row
 from app.config.app_config import AppConfig
 from app.config.kinds import METRICS
 from app.config.train import Compile, RuntimeConfig, TrainConfig, metrics_of
-from app.metrics.documents import Best, EvaluationEvent, EvaluationFigures, OtherEvent, Parent
+from app.metrics.documents import EvaluationEvent, Measured, OtherEvent, Parent, monitored_value
 from app.metrics.timing import StepTimer
 from app.record.directory import RunDirectory
 from app.record.documents import CONFIG, ancestors, read_config, read_events, read_summary
@@ -40,7 +39,7 @@ from app.runtime import platform
 from app.runtime.platform import Runtime
 from app.training.recorder import Recorder
 from app.training.session import Session
-from app.training.state import AGREE_EVERY_STEPS, RunLength, RunState, best_of, score_of
+from app.training.state import AGREE_EVERY_STEPS, RunLength, RunState, best_of, next_monitored, score_of
 from common.compose import ConversionError, convert
 from common.documents import Json
 from common.errors import UserError
@@ -136,7 +135,7 @@ def warm_start(session: Session, run: Path, choice: str) -> tuple[RunState, str]
     A collective call. run: this run's directory.
     """
     config, runtime, key = session.config, session.runtime, f"checkpoint.warm_start_from={choice}"
-    path = Path(runtime.on_rank_0(lambda: str(files.choose_start(choice))))
+    path = runtime.on_rank_0(lambda: files.choose_start(choice))
     values, digest = read_state(path), digest_file(path / files.STATE).sha256
     summary = read_summary(path.parent.parent)
     is_last = summary is not None and summary.last.step == values.step  # evaluated after the checkpoint was saved
@@ -192,25 +191,10 @@ def parent_of(run: Path, parent: Parent) -> str:
     )
 
 
-class AdoptedEvaluations(Struct):
-    """Additions of a run's record to its checkpoint: the last and the best evaluation, as in `RunState`, and time.
-
-    after_saving: the checkpoint's step was evaluated after the checkpoint was saved.
-    joules, energy_seconds: of that evaluation. seconds: time spent, including that evaluation.
-    """
-
-    evaluation: EvaluationFigures | None
-    best: Best | None
-    after_saving: bool
-    joules: float
-    energy_seconds: float
-    seconds: dict[str, float]
-
-
 def adopt_evaluations(
     state: RunState, directory: RunDirectory, config: AppConfig, seconds: dict[str, float]
-) -> AdoptedEvaluations:
-    """Return a resumed run's evaluations and its `seconds` spent by its record; call on rank 0.
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Return the values of a resumed run's state that its record changes, and its `seconds` spent; call on rank 0.
 
     The record may know more than the checkpoint, which is saved before its step is evaluated. If the best is to be
     kept, only evaluations whose checkpoint is still there qualify.
@@ -240,18 +224,24 @@ def adopt_evaluations(
     # The earliest of equal scores wins, as in an uninterrupted run: max takes the first of them.
     candidates.sort(key=lambda candidate: candidate.step)
     best = max(candidates, key=lambda candidate: score_of(candidate, monitor), default=None)
-    after_saving = last is not None and last.step == state.step and state.evaluated_at != state.step
-    events = [event for event in recorded if after_saving and event.step == state.step]
+    adopted: dict[str, Any] = {"evaluation": last, "best": best}
+    is_newer = last is not None and last.step == state.step and state.evaluated_at != state.step
+    events = [event for event in recorded if is_newer and event.step == state.step]
     eval_time = sum(event.eval_seconds or 0.0 for event in events)
     seconds = {**seconds, "eval": seconds.get("eval", 0.0) + eval_time, "total": seconds.get("total", 0.0) + eval_time}
     if summary is not None and summary.steps == state.step and summary.status != "failed":  # the run ended at this step
         seconds = summary.seconds or seconds
-    # An event's sums include the energy that the checkpoint had already counted, but not yet reported.
-    joules, energy_seconds = 0.0, 0.0
-    if measured := [event.measured for event in events if event.measured]:
-        joules = sum(part.joules for part in measured) - state.unreported.joules
-        energy_seconds = sum(part.energy_seconds for part in measured) - state.unreported.energy_seconds
-    return AdoptedEvaluations(last, best, after_saving, joules, energy_seconds, seconds)
+    # The checkpoint was saved before this evaluation, so its monitor and its sums have not seen it. The event's sums
+    # include the energy that the checkpoint had already counted, but not yet reported.
+    if last is not None and is_newer:
+        value = monitored_value(last, monitor)
+        adopted["monitored"] = next_monitored(state.monitored, value, monitor, config.schedule)
+        if measured := [event.measured for event in events if event.measured]:
+            state.measured.joules += sum(part.joules for part in measured) - state.unreported.joules
+            seconds_of_energy = sum(part.energy_seconds for part in measured)
+            state.measured.energy_seconds += seconds_of_energy - state.unreported.energy_seconds
+        adopted |= {"measured": state.measured, "unreported": Measured()}
+    return adopted, seconds
 
 
 def require_dataset(trained: Path, path_then: str, digest_then: str, root: Path, manifest: Manifest) -> None:
@@ -354,7 +344,7 @@ def open_checkpoint(run: Path, choice: str | None, dataset: str | None, runtime:
 
     choice: as of the key checkpoint. dataset: the dataset's path; None: where the run had it.
     """
-    path = Path(runtime.on_rank_0(lambda: find_checkpoint(run, choice)))
+    path = runtime.on_rank_0(lambda: find_checkpoint(run, choice))
     state, config = read_state(path), convert(AppConfig, read_config(run))
     if (difference := _first_difference(state, fingerprint(config))) is not None:
         key, now, recorded = difference

@@ -37,11 +37,11 @@ def keep_scores_of_served(session: Session, directory: Path, step: int) -> None:
         return
     if not has_few_rows(config.eval.keep_scores, split, session.split(split).rows, config.eval.exact_rows):
         return
-    best = session.runtime.on_rank_0(lambda: str(files.pointed_to(directory / files.CHECKPOINTS, files.BEST) or ""))
+    best = session.runtime.on_rank_0(lambda: files.pointed_to(directory / files.CHECKPOINTS, files.BEST))
     # The run serves its best checkpoint, while the session still has the parameters of the last step.
-    if best and Path(best).name != files.checkpoint_name(step):
-        load_tensors(Path(best), session.model, optimizer=None)
-        step = files.read_state(Path(best)).step
+    if best is not None and best.name != files.checkpoint_name(step):
+        load_tensors(best, session.model, optimizer=None)
+        step = files.read_state(best).step
     keep(session, session.evaluate(split), directory, step)
 
 
@@ -68,7 +68,7 @@ def keep(predictor: Predictor, evaluation: Evaluation, directory: Path, step: in
     """Write the scores of a whole split's evaluation into a run's directory, on rank 0; a collective call."""
     split, digest = str(evaluation.figures.split), predictor.manifest.digest
     logits, labels = evaluation.logits, evaluation.labels
-    path = predictor.runtime.on_rank_0(lambda: str(write_scores(directory, split, step, digest, logits, labels)))
+    path = predictor.runtime.on_rank_0(lambda: write_scores(directory, split, step, digest, logits, labels))
     log.info("scores: %s", path)
 
 

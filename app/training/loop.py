@@ -16,7 +16,7 @@ from app.config.app_config import AppConfig
 from app.config.kinds import ACCURACY, TENSORBOARD
 from app.config.train import OnNan
 from app.data.batch import Batch
-from app.metrics.documents import EvaluationFigures, Measured, Monitored, OtherEvent, monitored_value
+from app.metrics.documents import EvaluationFigures, Monitored, OtherEvent, monitored_value
 from app.metrics.timing import StepProfiler, StepTimer, step_time_histogram
 from app.optimizer import learning_rate, set_step
 from app.record.directory import RunDirectory, ignoring_full_disk
@@ -28,7 +28,6 @@ from app.training.predictor import EvaluationInterrupted
 from app.training.recorder import Recorder
 from app.training.session import DataLoader, Session, StepWindow
 from app.training.state import RunLength, RunState, best_of, early_stop, next_monitored, run_length, score_of
-from common.documents import decode, encode
 from common.errors import UserError
 from common.keys import shown
 from common.signals import StopRequest
@@ -251,20 +250,10 @@ class TrainingRun:
         if self.continues:
             # Rank 0 alone reads the record, so that all processes adopt the same evaluations.
             state, directory, seconds = self.state, self._directory, self.recorder.seconds_before
-            text = self.runtime.on_rank_0(
-                lambda: encode(checkpointer.adopt_evaluations(state, directory, self.config, seconds))
+            adopted, self.recorder.seconds_before = self.runtime.on_rank_0(
+                lambda: checkpointer.adopt_evaluations(state, directory, self.config, seconds)
             )
-            adopted = decode(text, checkpointer.AdoptedEvaluations)
-            # The checkpoint was saved before this evaluation, so its monitor has not seen the value.
-            if adopted.after_saving and adopted.evaluation is not None:
-                value = monitored_value(adopted.evaluation, self.config.train.monitor)
-                state.monitored = next_monitored(
-                    state.monitored, value, self.config.train.monitor, self.config.schedule
-                )
-                state.count(Measured(joules=adopted.joules, energy_seconds=adopted.energy_seconds))
-                state.take_unreported()  # the evaluation's event has reported it already
-            self.state = replace(state, evaluation=adopted.evaluation, best=adopted.best)
-            self.recorder.seconds_before = adopted.seconds
+            self.state = replace(state, **adopted)
             if directory.was_killed():
                 self._resumed += " (the part before was killed, as by a lack of memory, or the machine went down)"
             self.checkpointer.saved_step = self.state.step

@@ -57,7 +57,7 @@ from app.runtime.platform import Runtime, ScalarT
 from app.sharding import planner
 from app.sharding.plan import distribute, fill_tables
 from app.trackers import configured_trackers
-from common.documents import convert, decode, encode
+from common.documents import convert
 from common.errors import UserError
 from common.keys import shown
 from data_prep.dataset.format import Manifest, kept_share, logit_correction
@@ -629,8 +629,7 @@ class Predictor:
         weights = None if weights is None else join(weights)
         joined_tasks = [(join(scores), join(truth)) for scores, truth in tasks]
 
-        def metrics_on_rank_0() -> str:
-            """Return the figures as JSON, since `on_rank_0` hands strings on."""
+        def metrics_on_rank_0() -> EvaluationFigures:
             grouped: dict[str, float | int | None] = {}
             parts, names = self.config.model.parts, list[str]()
             if self.config.eval.group_by is not None:
@@ -640,10 +639,9 @@ class Predictor:
             kept_figures = click_metrics(logits, labels, 1 / kept if corrected else 1.0, weights)
             figures = of_all_rows(kept_figures, sums_of_all, corrected) if len(sums_of_all) else kept_figures
             aucs = {f"auc_{name}": click_metrics(*task)["auc"] for name, task in zip(names, joined_tasks, strict=False)}
-            return encode(document({**figures, **grouped, **aucs}))
+            return document({**figures, **grouped, **aucs})
 
-        text = runtime.on_rank_0(metrics_on_rank_0)
-        return Evaluation(decode(text, EvaluationFigures), logits, labels)
+        return Evaluation(runtime.on_rank_0(metrics_on_rank_0), logits, labels)
 
     def _join_in_row_order(self, values: NDArray[ScalarT], rows: int) -> NDArray[ScalarT]:
         """Return all processes' values of a split on rank 0, in the order of its rows; empty elsewhere."""

@@ -73,7 +73,7 @@ class Table(NamedTuple):
 
 def table_of(runtime: Runtime, run: Path, data: Path, manifest: Manifest) -> Table:
     config = composed(*KEYS, f"data.path={data}")
-    scorer = predictor.load(Path(find_checkpoint(run, None)), config, runtime, data, manifest)
+    scorer = predictor.load(find_checkpoint(run, None), config, runtime, data, manifest)
     layers = {name: each.detach().numpy() for name, each in scorer.model.named_parameters() if "over_arch" in name}
     [weight] = (each[0].astype(np.float64) for each in layers.values() if each.ndim == 2)
     [bias] = (float(each[0]) for each in layers.values() if each.ndim == 1)
