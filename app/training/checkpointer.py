@@ -409,9 +409,8 @@ class Checkpointer:
         self.saved_step: int | None = None  # the newest step with a checkpoint in this run's directory
         self._session, self._recorder, self._timer = session, recorder, timer
         self._directory = recorder.directory.checkpoints
-        self._saver = Saver(
-            self._directory, self.config.keep, self.config.asynchronous, session.runtime.local_world_size
-        )
+        local_world_size = session.runtime.local_world_size
+        self.saver = Saver(self._directory, self.config.keep, self.config.asynchronous, local_world_size)
         self._stalls: dict[int, float] = {}  # seconds that training waited while a step was saved
         self._saved_at = time.perf_counter()
 
@@ -451,7 +450,7 @@ class Checkpointer:
             # The checkpoint's sums include the energy so far, so that a resumed run counts it exactly once.
             self._recorder.measure_energy()
             content = checkpoint_state(self._session, state, self._recorder.seconds())
-            self._saver.save(state.step, self._session.model, self._session.optimizer, content, best)
+            self.saver.save(state.step, self._session.model, self._session.optimizer, content, best)
             self._stalls[state.step] = time.perf_counter() - began
         self.saved_step, self._saved_at = state.step, time.perf_counter()
         self.report_finished()
@@ -464,29 +463,21 @@ class Checkpointer:
             self.save(state, best=True)
             return
         with self._timer.apart("checkpoint"):
-            self._saver.mark_best(state.step)
+            self.saver.mark_best(state.step)
         self.report_finished()
 
     def report_finished(self) -> None:
         """Report each checkpoint that was completed since the last call."""
-        for step, seconds in self._saver.finished():
+        for step, seconds in self.saver.finished():
             about: Json = {"path": checkpoint_name(step), "write_seconds": seconds}
             about["stall_seconds"] = self._stalls.pop(step)
             self._recorder.event(OtherEvent(event="checkpoint", step=step, rest=about))
 
-    def failed(self) -> bool:
-        """Return whether a checkpoint could not be written; `wait` raises the reason."""
-        return self._saver.failed()
-
     def wait(self) -> None:
         """Wait until all is written. Raises UserError if something cannot be."""
         with self._timer.apart("checkpoint"):
-            self._saver.wait()
+            self.saver.wait()
         self.report_finished()
-
-    def close(self) -> None:
-        """Wait for the checkpoint that is being written; log, and do not raise, its failure."""
-        self._saver.close()
 
 
 class StopCheck:
@@ -512,7 +503,7 @@ class StopCheck:
         self._checkpointer.report_finished()
         over = self._max_seconds is not None and time.perf_counter() - self._began >= self._max_seconds
         came = self._request.signal if self._request is not None else None
-        reasons = np.array([self._checkpointer.failed(), int(came or 0), over], np.int64)
+        reasons = np.array([self._checkpointer.saver.failed(), int(came or 0), over], np.int64)
         # Processes must stop at the same step. Agreement takes an exchange, which would slow down every step.
         if self._runtime.world_size > 1:
             if step % AGREE_EVERY_STEPS:

@@ -351,18 +351,20 @@ class TrainingRun:
             yield
         except Exception as error:
             # Closing removes a checkpoint that fills the disk, which makes room for the summary.
-            self.checkpointer.close()
+            self.checkpointer.saver.close()
             served = None
             with contextlib.suppress(UserError, OSError):  # the original failure is the one to report
                 served = self._served_evaluation()
-            figures = self.recorder.summarise_failure(error, served)
+            # Made by this process without the others, which may be gone.
+            figures = self.recorder.local_summary("failed", served)
+            figures.error = f"{type(error).__name__}: {error}"
             with ignoring_full_disk():
                 self._directory.summary(figures)
                 self.recorder.trackers.close(figures)
             raise
         finally:
             self.recorder.close()
-            self.checkpointer.close()
+            self.checkpointer.saver.close()
             with ignoring_full_disk():
                 self._directory.step_times(step_time_histogram(self.state.all_step_seconds()))
 

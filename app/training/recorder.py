@@ -298,9 +298,8 @@ class Recorder:
         served: the served model's evaluation, on rank 0. communication_seconds: of a step's exchanges on this process;
         None if they were not measured.
         """
-        session, state, summary = self._session, self._state, self._local_summary(served)
+        session, state, summary = self._session, self._state, self.local_summary(status, served)
         config, runtime = session.config, session.runtime
-        summary.status = status
         device_peak = torch.cuda.max_memory_allocated() if runtime.device.type == "cuda" else None
         summary.memory = {
             "host_peak_bytes": int(runtime.highest(provenance.host_peak_bytes())),
@@ -320,20 +319,14 @@ class Recorder:
         summary.tables = meter.figures()
         return summary
 
-    def summarise_failure(self, error: Exception, served: EvaluationFigures | None) -> Summary:
-        """Return the summary of a failed run, made by one process without the others."""
-        summary = self._local_summary(served)
-        summary.status, summary.error = "failed", f"{type(error).__name__}: {error}"
-        return summary
-
-    def _local_summary(self, served: EvaluationFigures | None) -> Summary:
-        """Return `local_summary` of this process, with the served model's evaluation in place of the newest."""
+    def local_summary(self, status: str, served: EvaluationFigures | None) -> Summary:
+        """Return the figures that this process knows without the others; served: as of `summarise`."""
         session, state = self._session, self._state
         samples, counts = session.samples(state.step), session.parameter_counts()
         world_size, train = session.runtime.world_size, session.config.train
         summary = local_summary(train, state, samples, counts, world_size, session.is_logloss, self.seconds())
         summary.no_baselines = None if session.config.baselines is False else absence("baselines")
-        summary.eval = served or summary.eval
+        summary.status, summary.eval = status, served or summary.eval
         return summary
 
     def _manifest(self, pipeline: str) -> RunManifest:
