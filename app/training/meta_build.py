@@ -5,22 +5,18 @@ Table sizes are the ones that a recipe's source publishes (data.published_tables
 
 import logging
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 
-from msgspec import structs
 from torch import nn
 
 from app.checkpoint.files import whole_checkpoints
 from app.config.app_config import AppConfig
 from app.config.data import own_files
 from app.config.model import ModelConfig, published_tables
-from app.config.train import Compile
 from app.model.dlrm import make_model, make_tables
 from app.model.embeddings import Features, TableArch
-from app.record import provenance
 from app.record.directory import RunDirectory
-from app.record.documents import Dataset, RunManifest
+from app.record.documents import Dataset
 from app.runtime.platform import Runtime
 from app.sharding import planner
 from app.training import recorder
@@ -77,23 +73,9 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
     counts = parameter_counts(meta_model(config))
     sparse_arch, bag_sizes, _ = published_arch(config)
     plan = planner.plan_for(config, runtime, sparse_arch, bag_sizes)
-    manifest = RunManifest(
-        **structs.asdict(provenance.describe_run()),
-        dataset=Dataset(path=None, digest=None, published_tables=config.data.published_tables),
-        files={},
-        seeds={"train.seed": config.train.seed},
-        world_size=runtime.world_size,
-        platform=runtime.platform.value,
-        num_threads=runtime.num_threads,
-        compile=Compile.none.value,
-        began=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        pipeline=None,
-        from_step=0,
-        results_before=0,
-        local_world_size=runtime.local_world_size,
-        plan={**plan.tables},
-        tables=recorder.describe_tables(sparse_arch, bag_sizes),
-    )
+    dataset = Dataset(path=None, digest=None, published_tables=config.data.published_tables)
+    tables = recorder.describe_tables(sparse_arch, bag_sizes)
+    manifest = recorder.launch_manifest(config, runtime, dataset, plan, tables, files={})
     plain = to_plain(config)
     runtime.on_rank_0(lambda: record.begin(plain, manifest, 0, evaluated=False, afresh=True))
     seconds = {"total": time.perf_counter() - began, "train": 0.0, "eval": 0.0, "checkpoint": 0.0}

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from msgspec import UNSET, structs
 
+from app.config.app_config import AppConfig
 from app.config.kinds import AUC, LOGLOSS, METRICS, NE, OF_ROWS
-from app.config.train import TrainConfig
+from app.config.sharding import Plan
+from app.config.train import Compile, TrainConfig
 from app.metrics import quality
 from app.metrics.documents import AnyEvent, EvaluationEvent, EvaluationFigures, Measured, TrainEvent
 from app.metrics.timing import PHASES, EnergyMeter, StepTimer, memory_in_use, throughput
@@ -20,6 +22,7 @@ from app.model.embeddings import TableArch
 from app.record import provenance
 from app.record.directory import ProgressDisplay, RunDirectory
 from app.record.documents import SUMMARY_VERSION, Dataset, RunManifest, Summary, TableSize
+from app.runtime.platform import Runtime
 from app.sharding import planner
 from app.trackers import FILES, Trackers
 from app.training.session import Session, TableMeter, mean_loss
@@ -65,6 +68,34 @@ def describe_tables(arch: TableArch, bag_sizes: Mapping[str, float]) -> dict[str
         )
         for table in arch.tables
     }
+
+
+def launch_manifest(
+    config: AppConfig,
+    runtime: Runtime,
+    dataset: Dataset,
+    plan: Plan,
+    tables: dict[str, TableSize],
+    files: dict[str, str],
+) -> RunManifest:
+    """Return the manifest of a launch that trains nothing; a run that trains sets what it knows besides."""
+    return RunManifest(
+        **structs.asdict(provenance.describe_run(config.environment.variables)),
+        dataset=dataset,
+        files=files,
+        seeds={"train.seed": config.train.seed},
+        world_size=runtime.world_size,
+        platform=runtime.platform.value,
+        num_threads=runtime.num_threads,
+        compile=Compile.none.value,
+        local_world_size=runtime.local_world_size,
+        plan={**plan.tables},
+        began=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        pipeline=None,
+        tables=tables,
+        from_step=0,
+        results_before=0,  # both are set when the directory is opened
+    )
 
 
 COLOURS = {"completed": "green", "target_reached": "green", "interrupted": "yellow", "failed": "red"}
@@ -349,22 +380,11 @@ class Recorder:
             misleading=misleading_sentences(manifest.extra),
             sampling=sampling_sentence(manifest, session.config.loss.class_weights),
         )
-        return RunManifest(
-            **structs.asdict(provenance.describe_run(session.config.environment.variables)),
-            dataset=dataset,
-            # The files that initial values came from.
-            files={path: digest_file(Path(path)).sha256 for path in paths} if runtime.rank == 0 else {},
-            seeds={"train.seed": session.config.train.seed},
-            world_size=runtime.world_size,
-            platform=runtime.platform.value,
-            num_threads=runtime.num_threads,
-            compile=session.compiled.value,
-            local_world_size=runtime.local_world_size,
-            plan={**session.plan.tables},
-            began=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            pipeline=pipeline,
-            tables=describe_tables(arch, planner.bag_sizes_of(session.config, session.root, manifest)),
-            parent=self._state.parent or UNSET,
-            from_step=0,
-            results_before=0,  # both are set when the directory is opened
+        bag_sizes = planner.bag_sizes_of(session.config, session.root, manifest)
+        # The files that initial values came from.
+        files = {path: digest_file(Path(path)).sha256 for path in paths} if runtime.rank == 0 else {}
+        launch = launch_manifest(
+            session.config, runtime, dataset, session.plan, describe_tables(arch, bag_sizes), files
         )
+        launch.pipeline, launch.compile, launch.parent = pipeline, session.compiled.value, self._state.parent or UNSET
+        return launch
