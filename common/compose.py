@@ -224,6 +224,15 @@ def convert(schema: type[ConfigT], *levels: Any) -> ConfigT:
     return _convert_group(schema, functools.reduce(merge, levels), "")
 
 
+def convert_override(schema: type[ConfigT], values: object, key: str) -> ConfigT:
+    """Make an instance of `schema` from the values of a key whose type is a mapping by name. key: with the name."""
+    try:
+        return convert(schema, values)
+    except ConversionError as error:
+        keys = ", ".join(field.name for field in dataclasses.fields(typing.cast(Any, schema)))
+        raise UserError(f"{key}={values}: {error}; its keys are {keys}") from error
+
+
 def _convert_group(schema: Any, group: Any, prefix: str) -> Any:
     """Make an instance of a group's dataclass from its values by name. prefix: dotted key of the group, with a dot."""
     if not isinstance(group, Mapping):

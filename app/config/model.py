@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from app.config.kinds import ModelKind, ModelParts, PublishedTables, TableForms, model_kinds
-from common.compose import ConversionError, convert
+from common.compose import convert_override
 from common.errors import UserError
 from common.extensions import add_key_groups, rows_of_extensions
 from common.keys import MISSING, check_keys, key, shown
@@ -66,13 +66,7 @@ def override_of(tables: TablesConfig, name: str) -> TableOverride:
     # A configuration holds a mapping, and code may give the class itself.
     if isinstance(override, TableOverride):
         return override
-    try:
-        return convert(TableOverride, override)
-    except ConversionError as error:
-        raise UserError(
-            f"model.tables.overrides.{name}={override}: {error}; its keys are "
-            f"{', '.join(item.name for item in fields(TableOverride))}"
-        ) from error
+    return convert_override(TableOverride, override, f"model.tables.overrides.{name}")
 
 
 def settings_of(tables: TablesConfig, name: str | None = None) -> TableOverride:

@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar, NamedTuple
 
 from app.config.kinds import OptimizerName
-from common.compose import ConversionError, convert
+from common.compose import convert_override
 from common.documents import Number, OpenDocument
 from common.errors import UserError
 from common.keys import check_keys, key
@@ -87,13 +87,6 @@ class ShardingConfig:
     plan: str | None = key(None, "a file written by `python -m app.plan plan.out=FILE`, in place of the keys above")
 
 
-def with_default_types(config: ShardingConfig, world_size: int, device_type: str) -> ShardingConfig:
-    """Resolve `sharding.types=null`: the planner chooses among several GPUs, since equal bytes are not equal work."""
-    if config.types is not None:
-        return config
-    return replace(config, types=AUTO_SHARDING if world_size > 1 and device_type != "cpu" else "table_wise")
-
-
 def types_allowed(types: Any, optimizer: OptimizerName, key: str = "sharding.types") -> list[str]:
     """Return the sharding types that a configured value allows, in the order of SHARDING_TYPES."""
     names = [types] if isinstance(types, str) else types
@@ -164,11 +157,7 @@ def settings_of_table(config: ShardingConfig, name: str, features: list[str]) ->
 
 def settings_given(config: ShardingConfig, name: str) -> TableShardingConfig:
     """Return the settings under `sharding.tables.<name>` alone; None where it leaves them to `sharding`."""
-    try:
-        return convert(TableShardingConfig, config.tables[name])
-    except ConversionError as error:
-        keys = ", ".join(field.name for field in fields(TableShardingConfig))
-        raise UserError(f"sharding.tables.{name}={config.tables[name]}: must be keys of {keys}") from error
+    return convert_override(TableShardingConfig, config.tables[name], f"sharding.tables.{name}")
 
 
 def sharding_faults(config: ShardingConfig, optimizer: OptimizerName) -> Iterator[str]:

@@ -16,7 +16,7 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterCons
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import PlannerError, ShardingOption, Storage, Topology
-from torchrec.distributed.types import CacheParams, ModuleSharder
+from torchrec.distributed.types import CacheParams
 
 from app.config.app_config import CONFIG_DIR, AppConfig
 from app.config.data import MultiHotConfig
@@ -38,9 +38,8 @@ from app.config.sharding import (
     refuse_columns,
     settings_of_table,
     types_allowed,
-    with_default_types,
 )
-from app.config.train import OptimizerConfig, TrainConfig
+from app.config.train import OptimizerConfig
 from app.model.embeddings import FBGEMM_MULTIPLE, Features, TableArch, TableSpec
 from app.optimizer import has_fused
 from app.runtime.platform import Runtime
@@ -304,10 +303,6 @@ class Workload:
     optimizer: OptimizerName
     qcomm: QCommConfig
 
-    def sharders(self) -> list[ModuleSharder[nn.Module]]:
-        """Return TorchRec's sharders; their estimates depend on the precision of exchanged values."""
-        return make_sharders({}, codecs(self.qcomm))
-
 
 def search(model: TableArch, choices: Mapping[str, Choice], workload: Workload) -> Plan:
     """Return the best plan that TorchRec's planner finds within the choices; needs no process group."""
@@ -322,7 +317,7 @@ def search(model: TableArch, choices: Mapping[str, Choice], workload: Workload) 
     )
     try:
         with _without_warning():
-            planner.plan(model, workload.sharders())
+            planner.plan(model, make_sharders({}, codecs(workload.qcomm)))
     except PlannerError as error:
         tables, optimizer, device = model.tables, workload.optimizer, topology.devices[0].storage
         have = (device.ddr if topology.compute_device == "cpu" else device.hbm) / GIB
@@ -354,7 +349,7 @@ def sharding_options(
     enumerator = _Enumerator(workload, _constraints(choices, workload))
     options: dict[str, list[ShardingOption]] = {name: [] for name in choices}
     with _without_warning():
-        for option in enumerator.enumerate(model, workload.sharders()):
+        for option in enumerator.enumerate(model, make_sharders({}, codecs(workload.qcomm))):
             options[option.name].append(option)
     return options
 
@@ -513,8 +508,7 @@ def _choose_plan(config: AppConfig, device: torch.device, tables: TableArch, bag
             log.warning("sharding: %s; tables are table_wise until then, balanced by their size alone", error)
             table_choice = choices(replace(config.sharding, types="table_wise"), optimizer, parts, device, world_size)
         else:
-            load = workload(config.train, optimizer, config.sharding, resolved, tables, bag_sizes)
-            return search(tables, table_choice, load)
+            return search(tables, table_choice, workload(replace(config, topology=resolved), tables, bag_sizes))
     return place_tables(parts, table_choice, world_size, local_world_size)
 
 
@@ -534,7 +528,11 @@ def choices(
         raise UserError(f"sharding.tables: {reason}; leave it out, as all tables are data_parallel")
     if reason is not None and config.types not in (None, AUTO_SHARDING, "data_parallel"):
         raise UserError(f"sharding.types={shown(config.types)}: {reason}; give sharding.types=data_parallel")
-    settings = with_default_types(config, world_size, device.type)
+    settings = config
+    # The planner chooses among several GPUs, since equal bytes are not equal work.
+    if config.types is None:
+        is_chosen = world_size > 1 and device.type != "cpu"
+        settings = replace(config, types=AUTO_SHARDING if is_chosen else "table_wise")
     if reason is None and has_fused(name, device):
         return table_choices(settings, name, parts, device.type)
     cause, instead = reason, ""
@@ -565,27 +563,20 @@ def choices(
     return table_choices(settings, name, parts, device.type)
 
 
-def workload(
-    train: TrainConfig,
-    optimizer: OptimizerConfig,
-    sharding: ShardingConfig,
-    resolved: TopologyConfig,
-    tables: TableArch,
-    bag_sizes: Mapping[str, float],
-) -> Workload:
-    """Return the planner's input; `resolved`: a topology with all figures and numbers of devices."""
-    local_world_size = resolved.devices_per_node or 1
-    world_size = (resolved.nodes or 1) * local_world_size
-    assert resolved.reserve is not None
+def workload(config: AppConfig, tables: TableArch, bag_sizes: Mapping[str, float]) -> Workload:
+    """Return the planner's input; the configuration's topology has all figures and numbers of devices."""
+    local_world_size = config.topology.devices_per_node or 1
+    world_size = (config.topology.nodes or 1) * local_world_size
+    assert config.topology.reserve is not None
     return Workload(
-        topology=to_torchrec(resolved, world_size, local_world_size),
-        reserve=resolved.reserve,
-        local_batch_size=max(1, train.local_rows(world_size)),
+        topology=to_torchrec(config.topology, world_size, local_world_size),
+        reserve=config.topology.reserve,
+        local_batch_size=max(1, config.train.local_rows(world_size)),
         pooling_factors={
             table.name: [bag_sizes.get(tables.feature_of[key], 1.0) for key in table.keys] for table in tables.tables
         },
-        optimizer=optimizer.name,
-        qcomm=sharding.qcomm,
+        optimizer=config.optimizer.name,
+        qcomm=config.sharding.qcomm,
     )
 
 

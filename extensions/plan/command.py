@@ -390,7 +390,7 @@ def _make_plan_file(
     config = replace(config, topology=resolved)
     device = torch.device("cpu" if resolved.architecture == "cpu" else "cuda")
     plan = planner.decide(config, device, tables, bag_sizes)
-    work = planner.workload(config.train, config.optimizer, config.sharding, resolved, tables, bag_sizes)
+    work = planner.workload(config, tables, bag_sizes)
     parts, name, is_hstu = tables_in_order(tables), config.optimizer.name, config.model.name == "hstu"
     choices = {}
     if config.sharding.plan is None:

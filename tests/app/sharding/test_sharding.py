@@ -183,7 +183,7 @@ def planned_storage(
     config: AppConfig, hardware: TopologyConfig, arch: TableArch, plan: Plan, bag_sizes: dict[str, float]
 ) -> dict[str, list[PlannedStorage]]:
     """The memory on device and host that the planner counts for each table's shards."""
-    workload = planner.workload(config.train, config.optimizer, config.sharding, hardware, arch, bag_sizes)
+    workload = planner.workload(replace(config, topology=hardware), arch, bag_sizes)
     choices = {
         name: Choice(name, ((table.type, table.kernel),), min(shard.columns for shard in table.shards), None)
         for name, table in plan.tables.items()
