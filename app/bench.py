@@ -27,7 +27,7 @@ import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
-from msgspec import Struct, structs
+from msgspec import structs
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -44,7 +44,7 @@ from app.runtime import platform
 from app.runtime.platform import READING, Runtime
 from app.training import session
 from common.cli import EXIT_DONE
-from common.documents import Json, Number, encode, read_document
+from common.documents import Json, encode, read_document
 from common.errors import UserError
 from common.files import write_atomically
 from data_prep.dataset.format import Manifest
@@ -316,20 +316,6 @@ def step_cases(shape: Shape, config: BenchConfig, runtime: Runtime) -> Iterator[
     yield Case("step/train", train, samples, moved, flops)
 
 
-class Measured(Struct):
-    """Figures of a case; shares of the measured ceilings exceed 1 if caches serve the counted bytes."""
-
-    name: str
-    median_ms: Number
-    p10_ms: Number
-    p90_ms: Number
-    samples_per_second: Number | None
-    bytes: int
-    flops: int
-    share_of_bandwidth: Number
-    share_of_matrix_rate: Number | None
-
-
 class Document(Provenance, kw_only=True):
     """FILE.json of a benchmark: the results of all cases, beside the measured limits of the machine (`ceilings`)."""
 
@@ -339,26 +325,29 @@ class Document(Provenance, kw_only=True):
     platform: str
     num_threads: int
     ceilings: Ceilings
-    results: list[Measured]
+    results: list[dict[str, Any]]  # as from `result`
 
 
-def result(case: Case, timing: WorkTiming, ceilings: Ceilings) -> Measured:
-    """Return a case's figures; a rate or share of 0, which has no meaning, becomes None."""
+def result(case: Case, timing: WorkTiming, ceilings: Ceilings) -> dict[str, Any]:
+    """Return a case's figures; a rate or share of 0, which has no meaning, becomes None.
+
+    Shares of the measured ceilings exceed 1 if caches serve the counted bytes.
+    """
     seconds = timing.median
-    return Measured(
-        name=case.name,
-        median_ms=seconds * 1e3,
-        p10_ms=timing.p10 * 1e3,
-        p90_ms=timing.p90 * 1e3,
-        samples_per_second=case.samples / seconds or None,
-        bytes=case.bytes,
-        flops=case.flops,
-        share_of_bandwidth=case.bytes / seconds / ceilings.bytes_per_second,
-        share_of_matrix_rate=case.flops / seconds / ceilings.flops_per_second or None,
-    )
+    return {
+        "name": case.name,
+        "median_ms": seconds * 1e3,
+        "p10_ms": timing.p10 * 1e3,
+        "p90_ms": timing.p90 * 1e3,
+        "samples_per_second": case.samples / seconds or None,
+        "bytes": case.bytes,
+        "flops": case.flops,
+        "share_of_bandwidth": case.bytes / seconds / ceilings.bytes_per_second,
+        "share_of_matrix_rate": case.flops / seconds / ceilings.flops_per_second or None,
+    }
 
 
-def results_table(results: Sequence[Measured], ceilings: Ceilings) -> str:
+def results_table(results: Sequence[dict[str, Any]], ceilings: Ceilings) -> str:
     """Return one line per result; the ceilings, which shares refer to, stand above."""
     heading = (
         f"Ceilings measured here: {ceilings.bytes_per_second / 1e9:.1f} GB/s (triad), "
@@ -367,12 +356,12 @@ def results_table(results: Sequence[Measured], ceilings: Ceilings) -> str:
     )
     rows: list[tuple[str, ...]] = [COLUMNS]
     for measured in results:
-        times = (f"{value:.3f}" for value in (measured.median_ms, measured.p10_ms, measured.p90_ms))
-        rate = f"{measured.samples_per_second:,.0f}" if measured.samples_per_second else ""
-        moved, flops = (amount / measured.median_ms / 1e6 for amount in (measured.bytes, measured.flops))
-        share = measured.share_of_matrix_rate
+        times = (f"{measured[name]:.3f}" for name in ("median_ms", "p10_ms", "p90_ms"))
+        rate = f"{measured['samples_per_second']:,.0f}" if measured["samples_per_second"] else ""
+        moved, flops = (measured[amount] / measured["median_ms"] / 1e6 for amount in ("bytes", "flops"))
+        share, bandwidth = measured["share_of_matrix_rate"], measured["share_of_bandwidth"]
         products = (f"{flops:.1f}", f"{share:.0%}") if share else ("", "")
-        rows.append((measured.name, *times, rate, f"{moved:.2f}", f"{measured.share_of_bandwidth:.0%}", *products))
+        rows.append((measured["name"], *times, rate, f"{moved:.2f}", f"{bandwidth:.0%}", *products))
     return "\n".join([heading, "", *_markdown(rows)])
 
 
@@ -400,7 +389,7 @@ def comparison(paths: Sequence[str]) -> str:
                         f"{path}: {part}.{name} is {now.get(name)}, that of {paths[0]} is {expected[name]}: times of "
                         "different work; measure both with the same recipe and shape"
                     )
-    figures = [{measured.name: measured for measured in document.results} for document in documents]
+    figures = [{measured["name"]: measured for measured in document.results} for document in documents]
     common = [name for name in figures[0] if all(name in measured for measured in figures)]
     if not common:
         raise UserError(f"{', '.join(paths)}: no case is in all of them; give the same operators on each machine")
@@ -409,9 +398,9 @@ def comparison(paths: Sequence[str]) -> str:
     rows: list[tuple[str, ...]] = [("", *columns, *(f"1 / {number}" for number in numbers[1:]))]
     for name in common:
         cases = [measured[name] for measured in figures]
-        shares = [max(case.share_of_bandwidth, case.share_of_matrix_rate or 0) for case in cases]
-        ratios = [f"{cases[0].median_ms / case.median_ms:.2f}" for case in cases[1:]]
-        times = [f"{case.median_ms:.3f}" for case in cases]
+        shares = [max(case["share_of_bandwidth"], case["share_of_matrix_rate"] or 0) for case in cases]
+        ratios = [f"{cases[0]['median_ms'] / case['median_ms']:.2f}" for case in cases[1:]]
+        times = [f"{case['median_ms']:.3f}" for case in cases]
         rows.append((name, *times, *(f"{share:.0%}" for share in shares), *ratios))
     lines = []
     for number, path, document in zip(numbers, paths, documents, strict=True):
