@@ -20,7 +20,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,21 +40,15 @@ PROBE_SECONDS = 180  # for the imports and the lookups of `probe_stack`
 NVIDIA_DRIVER, NVIDIA_DEVICE, AMD_DEVICE = map(Path, ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/kfd"))
 MIN_DRIVERS = {"12": 525, "13": 580}  # NVIDIA's CUDA compatibility: first driver branch for each CUDA major release
 GIB = 1 << 30
-
-
-class Verdict(Enum):
-    """Verdicts and their colours. warn: it works, but more slowly or with something missing."""
-
-    ok = "green"
-    warn = "yellow"
-    fail = "red"
+# Verdicts and their colours. warn: it works, but more slowly or with something missing.
+VERDICTS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 class Check(NamedTuple):
     """Result of one check: its name, the verdict, the finding, and the remedy unless the verdict is ok."""
 
     name: str
-    verdict: Verdict
+    verdict: str
     found: str
     remedy: str | None = None
 
@@ -66,11 +59,11 @@ def main(config: DoctorConfig) -> int:
     for check in run_checks(config):
         checks.append(check)
         if not config.json:
-            verdict = colour_text(f"{check.verdict.name:<4}", check.verdict.value, sys.stdout)
+            verdict = colour_text(f"{check.verdict:<4}", VERDICTS[check.verdict], sys.stdout)
             remedy = "" if check.remedy is None else f"\n      -> {check.remedy}"
             print(f"{verdict}  {check.name}: {check.found}{remedy}", flush=True)
-    counts = {verdict.name: sum(check.verdict is verdict for check in checks) for verdict in Verdict}
-    document = {"checks": [{**check._asdict(), "verdict": check.verdict.name} for check in checks], **counts}
+    counts = {verdict: sum(check.verdict == verdict for check in checks) for verdict in VERDICTS}
+    document = {"checks": [check._asdict() for check in checks], **counts}
     text = json.dumps(document, indent=1) + "\n"
     print(text if config.json else ", ".join(f"{count} {verdict}" for verdict, count in counts.items()), flush=True)
     if config.out is not None:
@@ -104,13 +97,13 @@ def check_packages(versions: Mapping[str, str]) -> Iterator[Check]:
     """Check whether all packages are installed, and whether torch, FBGEMM and TorchRec belong together."""
     for name in NEEDED:
         if name not in versions:
-            yield Check(name, Verdict.fail, "not installed", REMAKE)
+            yield Check(name, "fail", "not installed", REMAKE)
     builds = [name for name in machine.NAMES if name in versions]
     if not builds:
-        yield Check("fbgemm", Verdict.fail, "not installed", REMAKE)
+        yield Check("fbgemm", "fail", "not installed", REMAKE)
     elif len(builds) > 1:
         remedy = f"both write the module fbgemm_gpu: uninstall them all, then {REMAKE}"
-        yield Check("fbgemm", Verdict.fail, f"{' and '.join(builds)} are both installed", remedy)
+        yield Check("fbgemm", "fail", f"{' and '.join(builds)} are both installed", remedy)
     elif {"torch", "torchrec"} <= versions.keys():
         yield _check_pairing(versions["torch"], builds[0], versions[builds[0]], versions["torchrec"])
 
@@ -121,20 +114,20 @@ def _check_pairing(torch: str, build: str, release: str, torchrec: str) -> Check
     # AMD's own builds have a date for a version, which does not tell the release.
     if machine.DATED.match(release):
         source = f"built from source beside this torch on the date that is its version, {machine.installed_commit()}"
-        return Check("pairing", Verdict.ok, f"{releases}, {source}")
+        return Check("pairing", "ok", f"{releases}, {source}")
     minors = [re.match(r"(\d+)\.(\d+)(?!.*dev)", version) for version in (torch, release, torchrec)]
     torch_minor, fbgemm_minor, torchrec_minor = (int(minor[2]) if minor else -1 for minor in minors)
     if None in minors:
         remedy = "not releases, so it is not known whether they belong together; see import below"
-        return Check("pairing", Verdict.warn, releases, remedy)
+        return Check("pairing", "warn", releases, remedy)
     if torch_minor != fbgemm_minor + TORCH_MINOR_OVER_FBGEMM:
         partner = min(torch_minor - TORCH_MINOR_OVER_FBGEMM, NEWEST_FBGEMM_MINOR)
         newest = f"'torch==2.{partner + TORCH_MINOR_OVER_FBGEMM}.*' '{build}==1.{partner}.*'"
         remedy = f"fbgemm 1.X is built against torch 2.(X+5): pip install --no-deps {newest} 'torchrec==1.{partner}.*'"
-        return Check("pairing", Verdict.fail, releases, remedy)
+        return Check("pairing", "fail", releases, remedy)
     if not fbgemm_minor - 1 <= torchrec_minor <= fbgemm_minor:
-        return Check("pairing", Verdict.warn, releases, f"pip install --no-deps 'torchrec==1.{fbgemm_minor}.*'")
-    return Check("pairing", Verdict.ok, releases)
+        return Check("pairing", "warn", releases, f"pip install --no-deps 'torchrec==1.{fbgemm_minor}.*'")
+    return Check("pairing", "ok", releases)
 
 
 def probe_stack() -> tuple[Check, Any]:
@@ -146,17 +139,17 @@ def probe_stack() -> tuple[Check, Any]:
         )
     except subprocess.TimeoutExpired:
         remedy = "look for a hanging driver or file system"
-        return Check("import", Verdict.fail, f"not done after {PROBE_SECONDS} s", remedy), None
+        return Check("import", "fail", f"not done after {PROBE_SECONDS} s", remedy), None
     if process.returncode:
         end = last_line(process.stderr, f"exit status {process.returncode}")
         if process.returncode < 0:
             end = f"ended by {signal.Signals(-process.returncode).name}"
-        return Check("import", Verdict.fail, end, f"torch, fbgemm_gpu or torchrec is broken: {REMAKE}"), None
+        return Check("import", "fail", end, f"torch, fbgemm_gpu or torchrec is broken: {REMAKE}"), None
     # Libraries may print before the JSON, so only the last line counts.
     probe = json.loads(process.stdout.splitlines()[-1])
     if probe["cpu_fault"]:
-        return Check("import", Verdict.fail, f"a lookup on the CPU fails: {probe['cpu_fault']}", REMAKE), probe
-    return Check("import", Verdict.ok, "torch, fbgemm_gpu and torchrec load; a lookup on the CPU is right"), probe
+        return Check("import", "fail", f"a lookup on the CPU fails: {probe['cpu_fault']}", REMAKE), probe
+    return Check("import", "ok", "torch, fbgemm_gpu and torchrec load; a lookup on the CPU is right"), probe
 
 
 def check_devices(probe: Mapping[str, Any]) -> Iterator[Check]:
@@ -169,27 +162,27 @@ def check_devices(probe: Mapping[str, Any]) -> Iterator[Check]:
         description = f"{device['name']}, {architecture}, {device['memory'] / GIB:.0f} GiB, {built_for}"
         remedy = device["fault"] and "install an fbgemm_gpu built for this GPU and this torch"
         fault = f"; FBGEMM's lookup fails: {device['fault']}" if device["fault"] else ""
-        yield Check(name, Verdict.fail if fault else Verdict.ok, f"{description}{fault}", remedy)
+        yield Check(name, "fail" if fault else "ok", f"{description}{fault}", remedy)
     if not devices and present and built_for is None:
         remedy = f"install torch, fbgemm_gpu and torchrec for {present} GPUs, or start its container"
-        yield Check("gpu", Verdict.warn, f"an {present} GPU is there, but torch is the CPU build", remedy)
+        yield Check("gpu", "warn", f"an {present} GPU is there, but torch is the CPU build", remedy)
     elif not devices and present:
         remedy = "check the driver, CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES, and the groups below"
-        yield Check("gpu", Verdict.fail, f"torch is built for {built_for}, and sees no GPU of {present} here", remedy)
+        yield Check("gpu", "fail", f"torch is built for {built_for}, and sees no GPU of {present} here", remedy)
     elif not devices and built_for:
         remedy = "give the container its devices (docker compose --profile cuda or rocm), or use runtime.platform=cpu"
-        yield Check("gpu", Verdict.warn, f"torch is built for {built_for}, but this machine shows no GPU", remedy)
+        yield Check("gpu", "warn", f"torch is built for {built_for}, but this machine shows no GPU", remedy)
     elif not devices:
-        yield Check("gpu", Verdict.ok, "none, and torch is the CPU build")
+        yield Check("gpu", "ok", "none, and torch is the CPU build")
     if NVIDIA_DRIVER.exists():
         # A release of CUDA, such as 12.8, needs a driver that is new enough.
         driver = NVIDIA_DRIVER.read_text(encoding="utf-8", errors="replace").splitlines()[0].strip()
         version, least = re.search(r"\b(\d{3,})\.\d+", driver), MIN_DRIVERS.get((cuda or "").split(".")[0], 0)
         if version and int(version[1]) < least:
             remedy = f"install the driver's release {least} or later, or packages built for an older CUDA"
-            yield Check("driver", Verdict.fail, f"{driver}: too old for CUDA {cuda}", remedy)
+            yield Check("driver", "fail", f"{driver}: too old for CUDA {cuda}", remedy)
         else:
-            yield Check("driver", Verdict.ok, driver)
+            yield Check("driver", "ok", driver)
 
 
 def check_groups(paths: Iterable[Path]) -> Iterator[Check]:
@@ -198,31 +191,32 @@ def check_groups(paths: Iterable[Path]) -> Iterator[Check]:
         if not os.access(path, os.R_OK | os.W_OK):
             group = path.stat().st_gid
             remedy = f"add the user to its group (sudo usermod -aG {group} $USER; docker: --group-add {group})"
-            yield Check(str(path), Verdict.fail, f"no permission; it belongs to group {group}", remedy)
+            yield Check(str(path), "fail", f"no permission; it belongs to group {group}", remedy)
 
 
 def _warn_if(name: str, reading: str, remedy: str | None) -> Check:
     """Return a check that warns if there is a remedy, and is ok without one; reading: what was found."""
-    return Check(name, Verdict.ok if remedy is None else Verdict.warn, reading, remedy)
+    return Check(name, "ok" if remedy is None else "warn", reading, remedy)
 
 
-def check_memory(minimum: int = 4 * GIB) -> Check:
+def check_memory() -> Check:
     """Check the memory of the machine, or of its cgroup (a container, a Slurm job)."""
     total, limit = memory_of_machine(), memory_limit()
     usable = min(total, limit or total)
     memory = f"{usable / GIB:.1f} GiB" + (f" (cgroup's limit; the machine has {total / GIB:.1f})" if limit else "")
     remedy = "use a smaller data.memory_budget and data.max_ind_range, or allow more memory"
-    return _warn_if("memory", memory, remedy if usable < minimum else None)
+    return _warn_if("memory", memory, remedy if usable < 4 * GIB else None)
 
 
-def check_shared_memory(path: Path = Path("/dev/shm"), minimum: int = GIB) -> Check:
+def check_shared_memory() -> Check:
     """Check the shared memory, by which processes of one machine exchange tensors."""
+    path = Path("/dev/shm")
     if not path.exists():
         return _warn_if("shared memory", f"{path}: missing", "mount a tmpfs there: several processes need it")
     total, _, free = shutil.disk_usage(path)
     space = f"{path}: {free / GIB:.1f} of {total / GIB:.1f} GiB free"
     remedy = "docker: --shm-size=8g, or --ipc=host; compose: shm_size; else: mount -o remount,size=8g /dev/shm"
-    return _warn_if("shared memory", space, remedy if free < minimum else None)
+    return _warn_if("shared memory", space, remedy if free < GIB else None)
 
 
 def check_disk(name: str, path: Path) -> Check:
@@ -230,11 +224,11 @@ def check_disk(name: str, path: Path) -> Check:
     parent = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         remedy = f"make it a directory of yours: sudo chown $USER {parent}"
-        return Check(name, Verdict.fail, f"{parent}: no directory, or no permission to write", remedy)
+        return Check(name, "fail", f"{parent}: no directory, or no permission to write", remedy)
     free = shutil.disk_usage(parent).free
     space = f"{parent}: {free / GIB:.1f} GiB free"
     if free < GIB:
-        return Check(name, Verdict.fail, space, "free some, or give another path")
+        return Check(name, "fail", space, "free some, or give another path")
     return _warn_if(name, space, "enough for small datasets only" if free < 10 * GIB else None)
 
 
@@ -244,12 +238,12 @@ def check_dataset(root: Path) -> Check:
     try:
         manifest = load_manifest(root)
     except UserError as error:
-        return Check(name, Verdict.fail, str(error), remedy)
+        return Check(name, "fail", str(error), remedy)
     shards = [(split, shard) for split, entry in manifest.splits.items() for shard in entry.shards]
     for split, shard in shards:
         for kind, digest in shard.files.items():
             path, size = shard_path(root, split, shard.name, kind), digest.bytes
             if not path.exists() or path.stat().st_size != size:
-                return Check(name, Verdict.fail, f"{path}: missing, or not of {size:,} bytes", remedy)
+                return Check(name, "fail", f"{path}: missing, or not of {size:,} bytes", remedy)
     rows = ", ".join(f"{split} {entry.rows:,}" for split, entry in manifest.splits.items())
-    return Check(name, Verdict.ok, f"{rows} rows (digests: python -m data_prep.verify data.path={root})")
+    return Check(name, "ok", f"{rows} rows (digests: python -m data_prep.verify data.path={root})")
