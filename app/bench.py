@@ -34,7 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from app.config.commands import BenchConfig
 from app.config.kinds import Algorithm, OptimizerName
 from app.config.model import ModelConfig, published_tables
-from app.config.train import Precision, require_graphs
+from app.config.train import require_graphs
 from app.data.batch import Batch, layout_of
 from app.metrics.timing import Ceilings, WorkTiming, higher, measure_ceilings, time_work
 from app.model.dlrm import DLRM
@@ -116,8 +116,8 @@ def main(config: BenchConfig) -> int:
 def _measure(config: BenchConfig, shape: Shape, runtime: Runtime) -> None:
     """Time the chosen cases between two measurements of the ceilings; print the table, and write the JSON if asked."""
     processes, threads = f"{runtime.world_size} process(es)", f"{runtime.num_threads} threads each"
-    log.info("bench: %s, %s on %s, %s", shape, processes, runtime.platform.value, threads)
-    dtype = torch.bfloat16 if config.runtime.precision is Precision.bf16 else torch.float32
+    log.info("bench: %s, %s on %s, %s", shape, processes, runtime.platform, threads)
+    dtype = torch.bfloat16 if config.runtime.precision == "bf16" else torch.float32
     # The limits are measured before and after the cases, since other work may disturb one of the two.
     ceilings = measure_ceilings(runtime.device, dtype, config.seconds, runtime.highest)
     if ceilings is None:
@@ -152,9 +152,9 @@ def _measure(config: BenchConfig, shape: Shape, runtime: Runtime) -> None:
     document = Document(
         **structs.asdict(describe_run()),
         shape=vars(shape),
-        model={"interaction": model.interaction.value, "dense_arch": model.dense_arch, "over_arch": model.over_arch},
+        model={"interaction": model.interaction, "dense_arch": model.dense_arch, "over_arch": model.over_arch},
         world_size=runtime.world_size,
-        platform=runtime.platform.value,
+        platform=runtime.platform,
         num_threads=runtime.num_threads,
         ceilings=ceilings,
         results=results,
@@ -257,7 +257,7 @@ def product_cases(shape: Shape, model: ModelConfig, device: torch.device, dtype:
         outputs.backward(torch.ones_like(outputs))
 
     parts: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {
-        f"interaction/{model.interaction.value}": (layers.interaction, (dense, sparse)),
+        f"interaction/{model.interaction}": (layers.interaction, (dense, sparse)),
         "mlp/dense_arch": (layers.dense_arch, (numbers,)),
         "mlp/over_arch": (layers.over_arch, (crossed,)),
     }

@@ -30,7 +30,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -558,8 +558,8 @@ def main(config: VerifyConfig) -> int:
         # The runtime of the first launch, below the overrides. compile=auto stays auto: `step` has the bits of `none`,
         # so this machine may choose another than the run's did.
         first, overrides, compiled = record.first, config.runtime, config.runtime.compile
-        if compiled is Compile.auto and trained.runtime.compile is not Compile.auto:
-            compiled = Compile[first.compile]
+        if compiled == "auto" and trained.runtime.compile != "auto":
+            compiled = cast(Compile, first.compile)
         num_threads = overrides.num_threads or first.num_threads or trained.runtime.num_threads
         trained = replace(trained, runtime=replace(trained.runtime, num_threads=num_threads, compile=compiled))
         with platform.joined(trained, platform.READING) as joined:
@@ -666,7 +666,7 @@ def _replay_config(
     config = replace(trained, train=train, eval=replace(trained.eval, train_split=evaluates_train), checkpoint=never)
     # A plan is for one number of processes, and its kernels for one platform.
     recorded, sizes = record.first, (joined.world_size, joined.local_world_size)
-    if (recorded.world_size, recorded.local_world_size, recorded.platform) != (*sizes, joined.platform.value):
+    if (recorded.world_size, recorded.local_world_size, recorded.platform) != (*sizes, joined.platform):
         return config
     # A planner may choose another plan today.
     path = scratch / "plan.json"

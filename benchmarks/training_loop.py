@@ -213,8 +213,8 @@ def compiled_steps(train_session: session.Session) -> dict[str, Step]:
         return step
 
     return {
-        f"{precision.value} {how}": make(precision, program)
-        for precision in (Precision.fp32, Precision.bf16)
+        f"{precision} {how}": make(precision, program)
+        for precision in ("fp32", "bf16")
         for how, program in (("eager", None), ("compiled", compiled))
     }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, get_args
 
 from clickwork.errors import convert_errors
 from common.errors import UserError
@@ -241,10 +241,9 @@ def trained_config(run: str | Path, data: str | Path | None, platform: str) -> "
     from app.config.train import Platform, RuntimeConfig
     from app.training import checkpointer
 
-    names = [choice.value for choice in Platform]
-    if platform not in names:
-        raise UserError(f"platform={platform}: must be one of {', '.join(names)}")
-    runtime = RuntimeConfig(platform=Platform(platform))
+    if platform not in get_args(Platform):
+        raise UserError(f"platform={platform}: must be one of {', '.join(get_args(Platform))}")
+    runtime = RuntimeConfig(platform=cast("Platform", platform))
     trained = checkpointer.trained_config(Path(run), runtime, None if data is None else str(data))
     if trained.model.parts is not None:
         raise UserError(

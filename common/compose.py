@@ -282,6 +282,8 @@ def _is_list(kind: Any) -> bool:
 
 def _leaf(kind: Any) -> Any:
     """Return the type of the single values in a key's type, such as int of list[int] | None."""
+    if get_origin(kind) is typing.Literal:
+        return str
     parts = [part for part in typing.get_args(kind) if part is not type(None)]
     return _leaf(parts[-1]) if parts else kind
 

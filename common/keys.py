@@ -112,8 +112,10 @@ def field_types(schema: Any) -> dict[str, Any]:
 
 
 def choices(kind: Any) -> list[str]:
-    """Return the names of an enumeration, also of an optional one; none for another type."""
+    """Return the values of a choice of texts, or the names of an enumeration, also of optional ones; else none."""
     for candidate in (kind, *typing.get_args(kind)):
+        if typing.get_origin(candidate) is typing.Literal:
+            return [*typing.get_args(candidate)]
         if isinstance(candidate, type) and issubclass(candidate, Enum):
             return [member.name for member in candidate]
     return []

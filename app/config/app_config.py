@@ -6,19 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from app.config.data import DataConfig, DataScale, implied_data
+from app.config.data import DataConfig, implied_data
 from app.config.kinds import AUC, GROUPS, METRICS, RANKED, OptimizerName, model_for
 from app.config.model import ModelConfig, PublishedConfig, require_dlrm, require_own_scores
 from app.config.sharding import QCommConfig, ShardingConfig, TopologyConfig, sharding_faults
 from app.config.train import (
     LAYOUT,
     CheckpointConfig,
-    Compile,
     EnvironmentConfig,
     EvalConfig,
     LossConfig,
     OptimizerConfig,
-    Precision,
     RecordConfig,
     RunConfig,
     RuntimeConfig,
@@ -130,7 +128,7 @@ CONFIG_DIR = Path(__file__).parents[1] / "conf"
 
 def tiny_values(composed: Any, _given: Sequence[str]) -> dict[str, Any]:
     """Return the recipe's tiny values, if data.scale=tiny: common.compose lets the user's own override them."""
-    if composed.data.scale is not DataScale.tiny:
+    if composed.data.scale != "tiny":
         return {}
     if not composed.tiny:
         raise UserError("data.scale=tiny: this recipe has no tiny form (key `tiny`)")
@@ -177,7 +175,7 @@ class AppConfig:
         """Yield messages of keys that cannot work beside those of other groups."""
         compiled = self.runtime.compile
         dlrm_alone = {
-            f"runtime.compile={shown(compiled)}": compiled in (Compile.dense, Compile.step),
+            f"runtime.compile={shown(compiled)}": compiled in ("dense", "step"),
             f"data.negatives.per_positive={self.data.negatives.per_positive}": self.data.negatives.per_positive,
             f"eval.group_by={self.eval.group_by}": self.eval.group_by,
             "train.drop_last=false": not self.train.drop_last,
@@ -251,7 +249,7 @@ class AppConfig:
         layout = f"train.deterministic={LAYOUT}"
         if not self.train.drop_last:
             require_own_scores(self.model, "train.drop_last=false")
-            if self.runtime.compile is Compile.step:
+            if self.runtime.compile == "step":
                 yield (
                     "train.drop_last=false: not with runtime.compile=step, whose graphs are of whole batches; give "
                     "runtime.compile=none"
@@ -271,15 +269,15 @@ class AppConfig:
             )
         # These settings round or order sums by the layout of processes.
         or_else = f"or {layout.replace(LAYOUT, 'true')}"
-        if self.runtime.precision not in (None, Precision.fp32):
-            precision = self.runtime.precision.value
+        if self.runtime.precision not in (None, "fp32"):
+            precision = self.runtime.precision
             yield (
                 f"runtime.precision={precision}: not with {layout}: only sums of fp32 have a fixed order; give "
                 f"runtime.precision=fp32, {or_else}"
             )
-        if self.runtime.compile in (Compile.dense, Compile.step):
+        if self.runtime.compile in ("dense", "step"):
             yield (
-                f"runtime.compile={self.runtime.compile.value}: not with {layout}: a compiler chooses the order of "
+                f"runtime.compile={self.runtime.compile}: not with {layout}: a compiler chooses the order of "
                 f"sums; give runtime.compile=none, {or_else}"
             )
         if self.sharding.qcomm != QCommConfig():

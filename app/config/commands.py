@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.config.app_config import AppConfig
-from app.config.model import Numeric, require_dlrm
+from app.config.model import require_dlrm
 from app.config.train import EvalConfig, RuntimeConfig
 from common.keys import MISSING, key, shown
 
@@ -60,10 +60,10 @@ class BenchConfig(AppConfig):
                 yield f"operators={name}: must begin with one of {', '.join(FAMILIES)}"
         require_dlrm(self.model, "bench")
         model = self.model
-        if model.numeric is not Numeric.dense_arch or not model.dense_arch or model.embedding_dim % 4:
+        if model.numeric != "dense_arch" or not model.dense_arch or model.embedding_dim % 4:
             yield (
                 f"model.embedding_dim={model.embedding_dim}, model.dense_arch={shown(model.dense_arch)}, "
-                f"model.numeric={model.numeric.value}: bench measures models with a dense_arch whose vectors have a "
+                f"model.numeric={model.numeric}: bench measures models with a dense_arch whose vectors have a "
                 "multiple of 4 elements; give model=dlrm and a recipe of such a model"
             )
         yield from super().faults()

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from app.config.model import published_tables
 from common.keys import key
@@ -15,16 +14,8 @@ from data_prep.dataset.options import DataSource
 FILES = ("raw", "train", "val", "test", "checksums")  # data_prep's keys for files of the user's own
 
 
-class VerifyData(Enum):
-    """Choices of when to compare shards with their checksums; `auto` does if they have at most 4 GiB."""
-
-    auto, always, never = "auto", "always", "never"
-
-
-class DataScale(Enum):
-    """full: the data as they are; tiny: the recipe's values under `tiny` replace its own."""
-
-    full, tiny = "full", "tiny"
+# When to compare shards with their checksums; `auto` does if they have at most 4 GiB.
+VerifyData: TypeAlias = Literal["auto", "always", "never"]
 
 
 @dataclass(frozen=True)
@@ -89,13 +80,15 @@ class DataConfig(preparation.DataConfig):
     default_source: DataSource | None = key(
         DataSource.synthetic, "data.source if neither it nor data.path nor files are given"
     )
-    scale: DataScale = key(DataScale.full, "tiny: the recipe's values under `tiny` in place of its own", is_common=True)
+    scale: Literal["full", "tiny"] = key(
+        "full", "tiny: the recipe's values under `tiny` in place of its own", is_common=True
+    )
     published_tables: str | None = key(
         None, "published table sizes to build the model without data (train.max_steps=0)"
     )
     multi_hot: MultiHotConfig = field(default_factory=MultiHotConfig)
     negatives: NegativesConfig = field(default_factory=NegativesConfig)
-    verify: VerifyData = key(VerifyData.auto, "when to compare shards with their checksums; auto: up to 4 GiB of them")
+    verify: VerifyData = key("auto", "when to compare shards with their checksums; auto: up to 4 GiB of them")
     shuffle: bool = key(True, "reorder the training split in every epoch", decides_bits=True)
     shuffle_block_rows: int = key(
         65_536, "rows of a block, which are read in one piece; blocks are permuted", at_least=1, decides_bits=True

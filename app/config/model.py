@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
-from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from app.config.kinds import ModelKind, ModelParts, PublishedTables, TableForms, model_kinds
 from common.compose import convert_override
@@ -11,23 +10,10 @@ from common.errors import UserError
 from common.extensions import add_key_groups, rows_of_extensions
 from common.keys import MISSING, check_keys, key, shown
 
-
-class Pooling(Enum):
-    """Combinations of a bag's rows."""
-
-    sum, mean = "sum", "mean"
-
-
-class TableInit(Enum):
-    """Initial values: uniform as in TorchRec or facebookresearch/dlrm, or normal."""
-
-    torchrec, facebookresearch, normal = "torchrec", "facebookresearch", "normal"
-
-
-class Storage(Enum):
-    """Storage type of a table's values; arithmetic is fp32."""
-
-    fp32, fp16, bf16 = "fp32", "fp16", "bf16"
+# Combinations of a bag's rows.
+Pooling: TypeAlias = Literal["sum", "mean"]
+# Storage type of a table's values; arithmetic is fp32.
+Storage: TypeAlias = Literal["fp32", "fp16", "bf16"]
 
 
 @add_key_groups
@@ -36,7 +22,8 @@ class TableConfig:
     """Settings of a table. Null: in an override, model.tables' value; in model.tables, the default given here."""
 
     pooling: Pooling | None = key(None, "combination of a bag's rows; null: sum")
-    init: TableInit | None = key(None, "initial values; null: torchrec")
+    # Initial values: uniform as in TorchRec or facebookresearch/dlrm, or normal.
+    init: Literal["torchrec", "facebookresearch", "normal"] | None = key(None, "initial values; null: torchrec")
     init_std: float | None = key(None, "normal: its standard deviation; null: 0.01", above=0)
     storage: Storage | None = key(None, "storage type of values; null: fp32")
 
@@ -56,7 +43,7 @@ class TablesConfig(TableConfig):
     overrides: dict[str, Any] = key({}, "keys of TableOverride by feature or shared table")
 
 
-DEFAULTS = TableConfig(pooling=Pooling.sum, init=TableInit.torchrec, init_std=0.01, storage=Storage.fp32)
+DEFAULTS = TableConfig(pooling="sum", init="torchrec", init_std=0.01, storage="fp32")
 SETTINGS = [item.name for item in fields(TableConfig)]
 
 
@@ -85,7 +72,7 @@ def table_faults(tables: TablesConfig, embedding_dim: int) -> Iterator[str]:
     for path, level in levels.items():
         # A setting for all tables has a use if only one table, with its override, uses it.
         users = resolved.values() if level is tables else [resolved[path]]
-        if level.init_std is not None and all(table.init is not TableInit.normal for table in users):
+        if level.init_std is not None and all(table.init != "normal" for table in users):
             yield f"{path}.init_std={level.init_std}: has no effect without init=normal"
         check_keys(level, f"{path}.")
     for forms in rows_of_extensions(TableForms):
@@ -95,50 +82,34 @@ def table_faults(tables: TablesConfig, embedding_dim: int) -> Iterator[str]:
 MAX_WIDTH = 1_000_000
 
 
-class Interaction(Enum):
-    """Combinations of the features' vectors: see docs/models.md.
-
-    dot: their pairwise products; cat: their concatenation (both Naumov et al. 2019); dcn: DCN v2 of low rank (Wang et
-    al. 2020), or of full rank; projection: products of two learned projections (TorchRec's DLRM_Projection);
-    scalar_pairs: products of all pairs of the vectors' elements, also with themselves (AMD's blog of 2024); sum: the
-    sum of all elements, which makes vectors of one element a logistic regression.
-    """
-
-    dot, cat, dcn, projection, scalar_pairs, sum = "dot", "cat", "dcn", "projection", "scalar_pairs", "sum"
-
-
-class Numeric(Enum):
-    """Form of dense features: one vector by dense_arch, or a vector each, the number times a learned vector."""
-
-    dense_arch, vectors = "dense_arch", "vectors"
-
-
-class DenseInit(Enum):
-    """Initial values of linear layers.
-
-    torch: weights and biases uniform in ±1/sqrt(inputs), as in torch and TorchRec; facebookresearch: normal weights of
-    variance 2 / (inputs + outputs) and biases of variance 1 / outputs; xavier_normal: these weights, biases 0
-    (FuxiCTR's).
-    """
-
-    torch, facebookresearch, xavier_normal = "torch", "facebookresearch", "xavier_normal"
+# Combinations of the features' vectors (docs/models.md). dot: their pairwise products; cat: their concatenation (both
+# Naumov et al. 2019); dcn: DCN v2 of low rank (Wang et al. 2020), or of full rank; projection: products of two learned
+# projections (TorchRec's DLRM_Projection); scalar_pairs: products of all pairs of the vectors' elements, also with
+# themselves (AMD's blog of 2024); sum: of all elements, which makes vectors of one element a logistic regression.
+Interaction: TypeAlias = Literal["dot", "cat", "dcn", "projection", "scalar_pairs", "sum"]
+# Initial values of linear layers. torch: weights and biases uniform in ±1/sqrt(inputs), as in torch and TorchRec;
+# facebookresearch: normal weights of variance 2 / (inputs + outputs) and biases of variance 1 / outputs; xavier_normal:
+# these weights, biases 0 (FuxiCTR's).
+DenseInit: TypeAlias = Literal["torch", "facebookresearch", "xavier_normal"]
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """DLRM (Naumov et al. 2019), whose dense_arch ends with the width of all vectors; or an extension's model."""
 
-    interaction: Interaction = key(Interaction.dot, "how the features' vectors are combined")
+    interaction: Interaction = key("dot", "how the features' vectors are combined")
     interaction_itself: bool = key(
-        False, "dot: include each vector's product with itself", only_with={"interaction": Interaction.dot}
+        False, "dot: include each vector's product with itself", only_with={"interaction": "dot"}
     )
     mixes_samples: bool = key(
         False,
         "scalar_pairs: repeat the defect of AMD's blog, which joins vectors of different samples",
-        only_with={"interaction": Interaction.scalar_pairs},
+        only_with={"interaction": "scalar_pairs"},
     )
     dense_final_relu: bool = key(True, "a ReLU after dense_arch's last layer too")
-    numeric: Numeric = key(Numeric.dense_arch, "vectors of dense features: one by dense_arch, or one for each feature")
+    numeric: Literal["dense_arch", "vectors"] = key(
+        "dense_arch", "vectors of dense features: one by dense_arch, or one for each feature"
+    )
     embedding_dim: int = key(
         MISSING,
         "D, the width of every feature's vector: a multiple of 4 (FBGEMM), or any with sharding.types=data_parallel; "
@@ -161,31 +132,29 @@ class ModelConfig:
     deep_arch: list[int] | None = key(
         None,
         "dcn: widths of a perceptron beside the cross layers, whose output joins theirs; null: none",
-        only_with={"interaction": Interaction.dcn},
+        only_with={"interaction": "dcn"},
     )
     dcn_full_rank: bool = key(
-        False, "dcn: whole matrices instead of dcn_low_rank_dim", only_with={"interaction": Interaction.dcn}
+        False, "dcn: whole matrices instead of dcn_low_rank_dim", only_with={"interaction": "dcn"}
     )
-    dcn_num_layers: int | None = key(
-        None, "dcn: cross layers; null: 3", at_least=1, only_with={"interaction": Interaction.dcn}
-    )
+    dcn_num_layers: int | None = key(None, "dcn: cross layers; null: 3", at_least=1, only_with={"interaction": "dcn"})
     dcn_low_rank_dim: int | None = key(
         None,
         "dcn: rank of their matrices; null: a quarter of their width (F + 1) * D",
         at_least=1,
-        only_with={"interaction": Interaction.dcn, "dcn_full_rank": False},
+        only_with={"interaction": "dcn", "dcn_full_rank": False},
     )
     projection_branch1: list[int] | None = key(
         None,
         "projection: widths of the first branch's layers, the last a multiple of D; null: one of 16 * D",
-        only_with={"interaction": Interaction.projection},
+        only_with={"interaction": "projection"},
     )
     projection_branch2: list[int] | None = key(
         None,
         "projection: widths of the second branch's layers; null: one of 16 * D",
-        only_with={"interaction": Interaction.projection},
+        only_with={"interaction": "projection"},
     )
-    dense_init: DenseInit = key(DenseInit.torch, "initial values of linear layers")
+    dense_init: DenseInit = key("torch", "initial values of linear layers")
     linear: float | None = key(
         None,
         "add this times the sum of the first elements of the categories' vectors to the logit: a logistic regression "
@@ -218,14 +187,14 @@ class ModelConfig:
             for name in (name for name, value in defaults.items() if getattr(self, name) != value):
                 yield f"model.{name}: is DLRM's and has no effect with model={self.name}; leave it out"
             return
-        if self.numeric is Numeric.vectors and dense:
+        if self.numeric == "vectors" and dense:
             yield f"model.dense_arch={dense}: has no effect with model.numeric=vectors; give model.dense_arch=[]"
-        if not dense and self.interaction in (Interaction.projection, Interaction.scalar_pairs):
+        if not dense and self.interaction in ("projection", "scalar_pairs"):
             yield (
-                f"model.dense_arch=[]: model.interaction={self.interaction.value} needs its vector; give widths that "
+                f"model.dense_arch=[]: model.interaction={self.interaction} needs its vector; give widths that "
                 f"end with model.embedding_dim={dim}"
             )
-        if self.interaction is Interaction.sum and over:
+        if self.interaction == "sum" and over:
             yield (
                 f"model.over_arch={over}: has no effect with model.interaction=sum, which is the logit but for a bias; "
                 "give model.over_arch=[]"
@@ -239,7 +208,7 @@ class ModelConfig:
         dim = self.embedding_dim
         stacks = {
             "dense_arch": self.dense_arch or None,
-            "over_arch": None if self.interaction is Interaction.sum else self.over_arch,
+            "over_arch": None if self.interaction == "sum" else self.over_arch,
             "deep_arch": self.deep_arch,
             "projection_branch1": self.projection_branch1,
             "projection_branch2": self.projection_branch2,

@@ -3,8 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from enum import Enum
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from app.config.kinds import OptimizerName
 from common.compose import convert_override
@@ -33,18 +32,16 @@ UVM_KERNELS = ("fused_uvm", "fused_uvm_caching")
 AUTO_TOPOLOGY = "auto"
 
 
-class CommPrecision(Enum):
-    """Precision of values sent between processes."""
-
-    fp32, fp16, bf16 = "fp32", "fp16", "bf16"
+# Precision of values sent between processes.
+CommPrecision: TypeAlias = Literal["fp32", "fp16", "bf16"]
 
 
 @dataclass(frozen=True)
 class QCommConfig:
     """Precision of embeddings (forward) and gradients (backward) in transit; data-parallel tables travel as fp32."""
 
-    forward: CommPrecision = key(CommPrecision.fp32, "precision of embeddings between processes")
-    backward: CommPrecision = key(CommPrecision.fp32, "precision of their gradients between processes")
+    forward: CommPrecision = key("fp32", "precision of embeddings between processes")
+    backward: CommPrecision = key("fp32", "precision of their gradients between processes")
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from enum import Enum
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from app.config.kinds import AUC, OptimizerName, ScheduleName, with_key
 from common.errors import UserError
@@ -24,24 +23,6 @@ MICRO_BATCH = 256  # chosen by benchmarks.invariance: 128 rows cost 10 % more
 LARGE_BATCH = 1024  # samples; on CPUs, fp32 products differ from this size on (docs/performance.md)
 DEFAULT_EVAL_FRACTION = 0.3  # share of an epoch: three evaluations, and one at its end
 Monitor: TypeAlias = str | dict[str, float]  # value of train.monitor
-
-
-class OnNan(Enum):
-    """Reaction to a loss that is not finite: stop, or skip its step's update. Such gradients always stop the run."""
-
-    stop, skip = "stop", "skip"
-
-
-class Pipeline(Enum):
-    """none: one batch after the other; sparse_dist: the next batch's ids travel meanwhile, by TorchRec's stages."""
-
-    auto, none, sparse_dist = "auto", "none", "sparse_dist"
-
-
-class EvalGrid(Enum):
-    """Rounding of evaluation steps. down: each one down; dlrmv4: their distance up, the first late as in MLPerf 6.1."""
-
-    down, dlrmv4 = "down", "dlrmv4"
 
 
 @dataclass(frozen=True)
@@ -91,8 +72,9 @@ class TrainConfig:
         "share of an epoch between evaluations: 0.05 is 20 evaluations an epoch, 1 is one at its end",
         within="(0, 1]",
     )
-    eval_grid: EvalGrid = key(
-        EvalGrid.down, "how eval_every_fraction is rounded to steps", only_with="eval_every_fraction"
+    # Rounding of evaluation steps. down: each one down; dlrmv4: their distance up, the first late as in MLPerf 6.1.
+    eval_grid: Literal["down", "dlrmv4"] = key(
+        "down", "how eval_every_fraction is rounded to steps", only_with="eval_every_fraction"
     )
     target_auc: float | None = key(None, "stop once an evaluation reaches this AUC", within="(0, 1]", is_common=True)
     target_accuracy: float | None = key(None, "stop once an evaluation reaches this accuracy", within="(0, 1]")
@@ -110,9 +92,13 @@ class TrainConfig:
     )
     log_every_steps: int = key(50, "steps in one window: a line of metrics.jsonl", at_least=1)
     warmup_steps_excluded: int = key(10, "first steps of this process left out of throughput figures", at_least=0)
-    on_nan: OnNan = key(OnNan.stop, "response to a loss that is not finite; skip waits for the device at each step")
-    pipeline: Pipeline = key(
-        Pipeline.auto, "order of work on batches; auto: sparse_dist if several processes have a GPU each"
+    # Reaction to a loss that is not finite: stop, or skip its step's update. Such gradients always stop the run.
+    on_nan: Literal["stop", "skip"] = key(
+        "stop", "response to a loss that is not finite; skip waits for the device at each step"
+    )
+    # none: one batch after the other; sparse_dist: the next batch's ids travel meanwhile, by TorchRec's stages.
+    pipeline: Literal["auto", "none", "sparse_dist"] = key(
+        "auto", "order of work on batches; auto: sparse_dist if several processes have a GPU each"
     )
     deterministic: Any = key(
         False,
@@ -307,7 +293,7 @@ def evaluation_steps(train: TrainConfig, rows: int) -> tuple[float | None, int]:
     share, batch = train.eval_every_fraction, train.global_batch_size
     if share is None:
         return train.eval_every_steps, 0
-    if train.eval_grid is EvalGrid.down:
+    if train.eval_grid == "down":
         return max(1.0, share * steps_per_epoch(train, rows)), 0
     distance = max(1, math.ceil(share * rows / batch))
     # As DLRMv4's reference: the first evaluation is at the first multiple of the distance with this many samples.
@@ -315,10 +301,8 @@ def evaluation_steps(train: TrainConfig, rows: int) -> tuple[float | None, int]:
     return distance, math.ceil(first_samples / (distance * batch)) * distance
 
 
-class LossName(Enum):
-    """Mean over the batch of binary cross-entropy, of the same with a weight per class, or of the squared error."""
-
-    bce, weighted_bce, mse = "bce", "weighted_bce", "mse"
+# Mean over the batch of binary cross-entropy, of the same with a weight per class, or of the squared error.
+LossName: TypeAlias = Literal["bce", "weighted_bce", "mse"]
 
 
 @dataclass(frozen=True)
@@ -329,7 +313,7 @@ class LossConfig:
     class_weights: list[float] | None = key(
         None,
         "weighted_bce: weights of label 0 and of label 1, such as [1,3]; they shift probabilities",
-        only_with={"name": LossName.weighted_bce},
+        only_with={"name": "weighted_bce"},
     )
     threshold: float = key(
         0.0,
@@ -341,12 +325,12 @@ class LossConfig:
     @property
     def is_logloss(self) -> bool:
         """Whether the training loss is the logloss of the samples trained on."""
-        return self.name is LossName.bce and not self.threshold
+        return self.name == "bce" and not self.threshold
 
     def faults(self) -> Iterator[str]:
         weights = self.class_weights
         is_pair = weights is not None and len(weights) == 2 and all(0 < weight < math.inf for weight in weights)
-        if self.name is LossName.weighted_bce and not is_pair:
+        if self.name == "weighted_bce" and not is_pair:
             yield f"loss.class_weights={weights}: must be the weights of label 0 and of label 1, such as [1,3]"
 
 
@@ -444,28 +428,14 @@ class ScheduleConfig:
             )
 
 
-class Platform(Enum):
-    """Devices to compute on; `auto` takes the GPUs that torch was built for, if it sees any."""
-
-    auto, cpu, cuda, rocm = "auto", "cpu", "cuda", "rocm"
-
-
-class Precision(Enum):
-    """Arithmetic of the dense layers; tables and losses stay fp32."""
-
-    fp32, tf32, bf16 = "fp32", "tf32", "bf16"
-
-
-class Compile(Enum):
-    """Execution of DLRM's dense layers and interaction in training: kernel by kernel, or as programs.
-
-    auto: step where graphs can hold every batch, else none (`Session.compile`); of an existing run, its own.
-    """
-
-    auto = "auto"
-    none = "none"
-    dense = "dense"  # torch.compile
-    step = "step"  # CUDA graphs of the kernels of `none`
+# Devices to compute on; `auto` takes the GPUs that torch was built for, if it sees any.
+Platform: TypeAlias = Literal["auto", "cpu", "cuda", "rocm"]
+# Arithmetic of the dense layers; tables and losses stay fp32.
+Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
+# Execution of DLRM's dense layers and interaction in training: kernel by kernel, by torch.compile, or by CUDA graphs of
+# the kernels of `none`. auto: step where graphs can hold every batch, else none (`Session.compile`); of an existing
+# run, its own.
+Compile: TypeAlias = Literal["auto", "none", "dense", "step"]
 
 
 @dataclass(frozen=True)
@@ -475,7 +445,7 @@ class RuntimeConfig:
     decides_bits: ClassVar[bool] = False
 
     platform: Platform = key(
-        Platform.auto, "devices to compute on; auto: the GPUs that torch was built for, if it sees any", is_common=True
+        "auto", "devices to compute on; auto: the GPUs that torch was built for, if it sees any", is_common=True
     )
     num_threads: int | None = key(
         None,
@@ -488,7 +458,7 @@ class RuntimeConfig:
         None, "arithmetic of dense layers; null: fp32, or an existing run's own", is_common=True, decides_bits=True
     )
     compile: Compile | None = key(
-        Compile.auto,
+        "auto",
         "execution of dense layers in training; auto: step on one CUDA device, else none, or an existing run's own; "
         "dense changes bits",
     )
@@ -504,7 +474,7 @@ class RuntimeConfig:
 
 def require_graphs(runtime: RuntimeConfig, device_type: str) -> None:
     """Raise UserError if training is to replay CUDA graphs on a device that has none."""
-    if runtime.compile is Compile.step and device_type == "cpu":
+    if runtime.compile == "step" and device_type == "cpu":
         raise UserError(
             "runtime.compile=step: CUDA graphs need a GPU; give runtime.compile=none, or runtime.compile=dense"
         )

@@ -278,8 +278,8 @@ def bags_directory(root: Path, config: DataConfig) -> Path:
 
 def _must_verify(path: Path, policy: VerifyData, size: int) -> bool:
     """Return whether files of `size` bytes are to be compared with their digests; log it if not."""
-    if policy is VerifyData.never or (policy is VerifyData.auto and size > VERIFY_AUTO_BYTES):
-        log.info("data: %s not compared with its digests (data.verify=%s, %.1f GiB)", path, policy.value, size / 2**30)
+    if policy == "never" or (policy == "auto" and size > VERIFY_AUTO_BYTES):
+        log.info("data: %s not compared with its digests (data.verify=%s, %.1f GiB)", path, policy, size / 2**30)
         return False
     return True
 

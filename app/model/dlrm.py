@@ -16,8 +16,8 @@ from torchrec import KeyedJaggedTensor
 
 from app.config.app_config import AppConfig
 from app.config.kinds import CLICK, Task
-from app.config.model import DenseInit, ModelConfig, Numeric
-from app.config.train import LossConfig, LossName
+from app.config.model import DenseInit, ModelConfig
+from app.config.train import LossConfig
 from app.model.embeddings import Features, TableArch, make_sparse_arch
 from app.model.layers import BatchNorm, Dropout, Order, make_interaction, mlp
 from common.errors import UserError
@@ -47,10 +47,10 @@ def make_loss(config: LossConfig, factor: float = 1.0, task: Task = CLICK, mean_
     def loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None, /) -> Tensor:
         logits = logits if bound == math.inf else logits.clamp(-bound, bound)
         weight = None if weights is None else weights / mean_weight
-        if name is LossName.mse:
+        if name == "mse":
             preds = torch.sigmoid(logits) if task.has_clicks else logits
             return F.mse_loss(preds, labels) if weight is None else (weight * (preds - labels).square()).mean()
-        if name is LossName.weighted_bce:
+        if name == "weighted_bce":
             class_weight = torch.where(labels > 0.5, positive, negative)
             weight = class_weight if weight is None else class_weight * weight
         # The loss is that of logits: from a rounded prediction, a hopeless sample's gradient would vanish.
@@ -287,7 +287,7 @@ def _make_dense_arch(config: ModelConfig, num_dense: int) -> nn.Module:
     if config.dense_arch:
         dropout = config.dense_dropout
         return mlp(num_dense or 1, config.dense_arch, config.dense_final_relu, config.batch_norm, dropout)
-    if num_dense and config.numeric is not Numeric.vectors:
+    if num_dense and config.numeric != "vectors":
         raise UserError(
             f"model.dense_arch=[]: the dataset has {num_dense} dense features; give widths that end with "
             f"model.embedding_dim={config.embedding_dim}, or model.numeric=vectors"
@@ -297,13 +297,13 @@ def _make_dense_arch(config: ModelConfig, num_dense: int) -> nn.Module:
 
 def _initialise(init: DenseInit, module: nn.Module) -> None:
     """Redraw a linear layer or, by Xavier's rule, dense features' vectors; other modules stay, and all by torch's."""
-    if isinstance(module, nn.Linear) and init is DenseInit.facebookresearch:
+    if isinstance(module, nn.Linear) and init == "facebookresearch":
         nn.init.normal_(module.weight, std=math.sqrt(2 / (module.in_features + module.out_features)))
         nn.init.normal_(module.bias, std=math.sqrt(1 / module.out_features))
-    elif isinstance(module, nn.Linear) and init is DenseInit.xavier_normal:
+    elif isinstance(module, nn.Linear) and init == "xavier_normal":
         nn.init.xavier_normal_(module.weight)
         nn.init.zeros_(module.bias)
-    elif isinstance(module, NumericVectors) and init is DenseInit.xavier_normal:
+    elif isinstance(module, NumericVectors) and init == "xavier_normal":
         # A feature's vector is a layer from 1 to D values, and this is Xavier's deviation for it.
         nn.init.normal_(module.weight, std=math.sqrt(2 / (1 + module.weight.shape[1])))
 

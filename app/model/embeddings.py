@@ -26,7 +26,7 @@ from torchrec import (
 )
 
 from app.config.kinds import TableForms
-from app.config.model import ModelConfig, Pooling, Storage, TableInit, TablesConfig, settings_of
+from app.config.model import ModelConfig, Storage, TablesConfig, settings_of
 from app.model.layers import Order
 from common.errors import UserError
 from common.extensions import rows_of_extensions
@@ -35,7 +35,7 @@ from common.extensions import rows_of_extensions
 FBGEMM_MULTIPLE = 4
 # The rows that one stream draws. All initial values depend on it, so another number would change every run.
 INIT_BLOCK_ROWS = 65_536
-VALUE_BYTES = {Storage.fp32: 4, Storage.fp16: 2, Storage.bf16: 2}
+VALUE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 class TableInitRange(NamedTuple):
@@ -135,15 +135,15 @@ def plain_embedding(
     rows: of all embeddings, by name. is_multi_hot: whether a bag may have more or fewer ids than one.
     """
     settings = settings_of(config.tables, name)
-    init = uniform_range(rows[name]) if settings.init is not TableInit.normal else TableInitRange(std=settings.init_std)
+    init = uniform_range(rows[name]) if settings.init != "normal" else TableInitRange(std=settings.init_std)
     table = TableSpec(
         f"t_{name}",
         features,
         rows[name],
         config.embedding_dim,
         init,
-        settings.storage or Storage.fp32,
-        mean=settings.pooling is Pooling.mean,
+        settings.storage or "fp32",
+        mean=settings.pooling == "mean",
         by_id=False,
     )
     return Embedding(name, features, rows[name], (table,))
@@ -317,7 +317,7 @@ def make_sparse_arch(
     embeddings = make_embeddings(config, num_embeddings, multi_hot)
     for embedding in embeddings:
         # FBGEMM's kernels, on CPUs and GPUs, are for fp32, fp16 and fp8.
-        if embedding.tables[0].storage is Storage.bf16:
+        if embedding.tables[0].storage == "bf16":
             raise UserError(
                 f"model.tables.storage=bf16: FBGEMM trains no bf16 tables ({embedding.name}); use fp16 or fp32"
             )
@@ -340,7 +340,7 @@ def _settings(table: TableSpec) -> dict[str, Any]:
         "feature_names": list(table.keys),
         "num_embeddings": table.num_embeddings,
         "embedding_dim": table.embedding_dim,
-        "data_type": {Storage.fp32: DataType.FP32, Storage.fp16: DataType.FP16}[table.storage],
+        "data_type": {"fp32": DataType.FP32, "fp16": DataType.FP16}[table.storage],
         # TorchRec would draw initial values in an order that depends on the layout; they are filled in afterwards.
         "init_fn": lambda weight: weight,
     }

@@ -27,7 +27,7 @@ from torch.utils.flop_counter import register_flop_formula
 from torchrec.modules.crossnet import LowRankCrossNet
 from typing_extensions import assert_never
 
-from app.config.model import Interaction, ModelConfig, Numeric
+from app.config.model import ModelConfig
 from app.config.train import LARGE_BATCH
 
 
@@ -533,7 +533,7 @@ class ScalarPairsInteraction(nn.Module):
 
 def num_numeric(config: ModelConfig, num_dense: int) -> int | None:
     """Return the number of dense features that have a vector each; None if dense_arch makes one vector of them all."""
-    if config.numeric is Numeric.vectors:
+    if config.numeric == "vectors":
         return num_dense
     return None if config.dense_arch else 0
 
@@ -548,19 +548,19 @@ def make_interaction(
 ) -> DotInteraction | CatInteraction | DCNInteraction | ProjectionInteraction | ScalarPairsInteraction | SumInteraction:
     """Return the interaction that the configuration names, with its defaults, for these numbers of features."""
     dim, numeric = config.embedding_dim, num_numeric(config, num_dense)
-    if config.interaction is Interaction.dot:
+    if config.interaction == "dot":
         return DotInteraction(num_sparse, dim, config.interaction_itself, numeric)
-    if config.interaction is Interaction.cat:
+    if config.interaction == "cat":
         return CatInteraction(num_sparse, dim, numeric)
-    if config.interaction is Interaction.dcn:
+    if config.interaction == "dcn":
         return DCNInteraction(_num_vectors(num_sparse, numeric) * dim, config)
-    if config.interaction is Interaction.scalar_pairs:
+    if config.interaction == "scalar_pairs":
         return ScalarPairsInteraction(num_sparse, dim, config.mixes_samples)
-    if config.interaction is Interaction.projection:
+    if config.interaction == "projection":
         branches = (
             branch or [PROJECTION_VECTORS * dim] for branch in (config.projection_branch1, config.projection_branch2)
         )
         return ProjectionInteraction(num_sparse, dim, *branches)
-    if config.interaction is Interaction.sum:
+    if config.interaction == "sum":
         return SumInteraction()
     assert_never(config.interaction)

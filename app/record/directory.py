@@ -267,7 +267,7 @@ class RunDirectory:
         rate = rates["samples_per_second"]
         of_all = [global_batch_size, rate, spread, run, world_size, global_batch_size, rate]
         per_device = [global_batch_size // world_size, rates["samples_per_second_per_device"]]
-        made_by = [manifest.device(manifest.platform), precision.value if precision else "fp32"]
+        made_by = [manifest.device(manifest.platform), precision if precision else "fp32"]
         made_by += [config.published.recipe or "", manifest.commit or ""]
         writer.writerow([stamp, num_nodes, *of_all, *per_device, summary.status, *made_by])
         write_atomically(path, b"".join(lines) + text.getvalue().encode())

@@ -4,6 +4,7 @@ Containers run it before they prepare data (docker-compose.yml).
 """
 
 import sys
+from typing import cast
 
 from app.config.train import Platform
 from app.runtime.platform import available_platform
@@ -12,7 +13,7 @@ from common.cli import exit_status
 
 def main() -> None:
     """Look for a GPU of the platform that the first argument names: cuda or rocm."""
-    available_platform(Platform(sys.argv[1]))
+    available_platform(cast(Platform, sys.argv[1]))
 
 
 if __name__ == "__main__":

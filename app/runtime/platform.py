@@ -181,7 +181,7 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool | str) -> Runtim
     local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
     # Bad settings end this process before it meets the others, which then learn of its refusal.
     platform, device, num_threads = _set_up(config, seed, deterministic, launched, local_world_size)
-    if deterministic == LAYOUT and platform is Platform.cpu:
+    if deterministic == LAYOUT and platform == "cpu":
         # One thread where products depend on their number, unless it is given.
         if config.num_threads is None and num_threads > 1 and not are_equal_on_threads(num_threads):
             log.info("runtime.num_threads: 1 instead of %d, as this processor's products depend on it", num_threads)
@@ -194,7 +194,7 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool | str) -> Runtim
     if launched:
         store = _store_of_this_start(store, rank, world_size, timeout)
     # Values on the host travel by gloo, also beside GPUs. The backend nccl stands for RCCL, too.
-    backend = "gloo" if platform is Platform.cpu else "cpu:gloo,cuda:nccl"
+    backend = "gloo" if platform == "cpu" else "cpu:gloo,cuda:nccl"
     with discard_native_stdout():
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     HAS_MET.set()
@@ -226,7 +226,7 @@ def _set_up(
     platform = available_platform(config.platform)
     check_precision(config.precision, platform)
     local_rank, device = int(os.environ.get("LOCAL_RANK", "0")), torch.device("cpu")
-    if platform is not Platform.cpu:
+    if platform != "cpu":
         if local_world_size > torch.cuda.device_count():
             raise UserError(
                 f"{local_world_size} processes for {torch.cuda.device_count()} GPUs; start one process per GPU"
@@ -248,8 +248,8 @@ def _set_up(
 def set_arithmetic(config: RuntimeConfig, platform: Platform, num_threads: int, deterministic: bool | str) -> None:
     """Set those of torch's settings that decide bits: threads, TF32, and kernels that add in a fixed order."""
     torch.set_num_threads(num_threads)
-    torch.set_float32_matmul_precision("high" if config.precision is Precision.tf32 else "highest")
-    torch.use_deterministic_algorithms(bool(deterministic) or platform is Platform.cpu)
+    torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
+    torch.use_deterministic_algorithms(bool(deterministic) or platform == "cpu")
 
 
 def require_strict_products(num_threads: int) -> None:
@@ -296,11 +296,11 @@ def are_equal_on_threads(num_threads: int) -> bool:
 
 def check_precision(precision: Precision | None, platform: Platform) -> None:
     """Raise UserError for tf32, which CPUs lack; warn of bf16 if this processor computes it more slowly than fp32."""
-    if platform is not Platform.cpu:
+    if platform != "cpu":
         return
-    if precision is Precision.tf32:
+    if precision == "tf32":
         raise UserError("runtime.precision=tf32: CPUs do not support it; give runtime.precision=fp32, or bf16")
-    if precision is Precision.bf16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if precision == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         log.warning(
             "runtime.precision=bf16: this processor does not support products in bf16; they take several times as long "
             "as in fp32"
@@ -369,21 +369,21 @@ def _pause_or_raise(until: float, rank: int, meeting: dist.Store) -> None:
 
 def available_platform(platform: Platform) -> Platform:
     """Return the platform that `auto` means here, or the given one. Raises UserError if it does not work here."""
-    if platform is Platform.cpu:
+    if platform == "cpu":
         return platform
     has_gpu = torch.cuda.is_available()
-    built = Platform.rocm if torch.version.hip else Platform.cuda if torch.version.cuda or has_gpu else Platform.cpu
-    if platform is Platform.auto:
-        return built if has_gpu and _fbgemm_has_gpu_code() else Platform.cpu
-    if built is not platform:
-        reason = f"torch {torch.__version__} is built for {built.value}; install the releases for {platform.value}"
+    built: Platform = "rocm" if torch.version.hip else "cuda" if torch.version.cuda or has_gpu else "cpu"
+    if platform == "auto":
+        return built if has_gpu and _fbgemm_has_gpu_code() else "cpu"
+    if built != platform:
+        reason = f"torch {torch.__version__} is built for {built}; install the releases for {platform}"
     elif not has_gpu:
         reason = f"torch {torch.__version__} sees no GPU; `python -m app.doctor` looks for the reason"
     elif not _fbgemm_has_gpu_code():
         reason = "the installed FBGEMM is its CPU build"
     else:
         return platform
-    raise UserError(f"runtime.platform={platform.value}: {reason}; runtime.platform=auto takes what is there")
+    raise UserError(f"runtime.platform={platform}: {reason}; runtime.platform=auto takes what is there")
 
 
 def _fbgemm_has_gpu_code() -> bool:

@@ -30,13 +30,11 @@ from torchrec.distributed.types import (
     ShardingPlan,
 )
 
-from app.config.model import Storage
 from app.config.sharding import (
     COLUMN_TYPES,
     KERNELS,
     PLAN_FORMAT,
     SHARDING_TYPES,
-    CommPrecision,
     Plan,
     QCommConfig,
     TableBlock,
@@ -85,7 +83,7 @@ def shardable(key: str, kinds: Sequence[str], table: TableSpec) -> list[str]:
     if table.by_id:
         possible = [kind for kind in possible if kind in BY_ID_TYPES]
         reason = f"is looked up id by id, which can be {', '.join(BY_ID_TYPES)}"
-    if table.storage is not Storage.fp32 and "data_parallel" in possible:
+    if table.storage != "fp32" and "data_parallel" in possible:
         possible.remove("data_parallel")
         reason = "is not stored as fp32 (model.tables.storage), and torch would compute its update in that precision"
     if not possible:
@@ -242,9 +240,9 @@ def codecs(qcomm: QCommConfig) -> dict[str, QuantizedCommCodecs] | None:
     They are put together here because TorchRec's own function turns bf16 into fp16 on CPU, although gloo now carries
     bf16.
     """
-    if (qcomm.forward, qcomm.backward) == (CommPrecision.fp32, CommPrecision.fp32):
+    if (qcomm.forward, qcomm.backward) == ("fp32", "fp32"):
         return None
-    config = QCommsConfig(CommType(qcomm.forward.value), CommType(qcomm.backward.value))
+    config = QCommsConfig(CommType(qcomm.forward), CommType(qcomm.backward))
     return {operation.name: get_qcomm_codecs(config) for operation in CommOp}
 
 

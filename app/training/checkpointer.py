@@ -30,7 +30,7 @@ from app.checkpoint.saver import Saver, load_tensors
 from app.checkpoint.warm_start import Source, describe_rows, load, translate_rows
 from app.config.app_config import AppConfig
 from app.config.kinds import METRICS
-from app.config.train import Compile, RuntimeConfig, TrainConfig, metrics_of
+from app.config.train import RuntimeConfig, TrainConfig, metrics_of
 from app.metrics.documents import EvaluationEvent, Measured, OtherEvent, Parent, monitored_value
 from app.metrics.timing import StepTimer
 from app.record.directory import RunDirectory
@@ -259,9 +259,9 @@ def _describe_layout(session: Session) -> dict[str, int | str]:
     return {
         "processes": session.runtime.world_size,
         "threads": session.runtime.num_threads,
-        "platform": session.runtime.platform.value,
+        "platform": session.runtime.platform,
         "sharding": session.plan.summary(),
-        "compile": session.compiled.value,
+        "compile": session.compiled,
     }
 
 
@@ -388,7 +388,7 @@ def trained_config(run: Path, overrides: RuntimeConfig, data_path: str | None) -
     runtime = replace(
         overrides,
         precision=overrides.precision or config.runtime.precision,
-        compile=config.runtime.compile if overrides.compile is Compile.auto else overrides.compile,
+        compile=config.runtime.compile if overrides.compile == "auto" else overrides.compile,
         num_threads=overrides.num_threads or config.runtime.num_threads,
     )
     path = data_path or config.data.path

@@ -14,7 +14,6 @@ from pathlib import Path
 from app.checkpoint import files
 from app.config.app_config import AppConfig
 from app.config.kinds import ACCURACY, TENSORBOARD
-from app.config.train import OnNan
 from app.data.batch import Batch
 from app.metrics.documents import EvaluationFigures, Monitored, OtherEvent, monitored_value
 from app.metrics.timing import StepProfiler, StepTimer, step_time_histogram
@@ -109,7 +108,7 @@ class TrainingLoop:
         loss = session.loss_of(logits, batch)
         self.timer.phase_done("forward")
         # Skip before the backward, since the backward updates the tables.
-        if self.length.train.on_nan is OnNan.skip and not session.is_finite(loss):
+        if self.length.train.on_nan == "skip" and not session.is_finite(loss):
             session.undo_step()
             window.skip()
             set_step(session.optimizer, state.updates + 1)  # FBGEMM's optimizers counted the forward
@@ -279,7 +278,7 @@ class TrainingRun:
 
     def train(self, stop: StopRequest | None = None) -> str:
         """Train from the state to the end, or to a stop, and write the run's directory; return the status."""
-        self.recorder.begin(self.state, self.continues, self.data.pipeline.value)
+        self.recorder.begin(self.state, self.continues, self.data.pipeline)
         self._log_start()
         self.recorder.start(self.state.step)
         # The last warm-up step but one is traced: that slows it, and the trace ends when the next step begins.
@@ -326,11 +325,11 @@ class TrainingRun:
             f"{counts['total']:,}",
             f"{counts['embedding']:,}",
             self.runtime.world_size,
-            self.runtime.platform.value,
+            self.runtime.platform,
         )
         if self.session.compile_reason and self.runtime.device.type != "cpu":
-            log.info("runtime.compile=auto: %s; %s", self.session.compiled.value, self.session.compile_reason)
-        log.info("sharding: %s; pipeline: %s", self.session.plan.summary(), self.data.pipeline.value)
+            log.info("runtime.compile=auto: %s; %s", self.session.compiled, self.session.compile_reason)
+        log.info("sharding: %s; pipeline: %s", self.session.plan.summary(), self.data.pipeline)
         warmup, steps = self.config.schedule.warmup_steps, self.length.total_steps
         if warmup > steps:
             log.warning(

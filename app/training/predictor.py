@@ -35,7 +35,7 @@ from app.config.app_config import AppConfig
 from app.config.data import DataConfig
 from app.config.kinds import METRICS, TASKS, Task, require_dataset
 from app.config.sharding import Plan
-from app.config.train import LAYOUT, Precision, metrics_of, part_size, samples_of
+from app.config.train import LAYOUT, metrics_of, part_size, samples_of
 from app.data.batch import Batch, copied_ahead
 from app.data.split import TRAIN, EvaluatedSplit, Split, SplitReader
 from app.metrics.documents import EvaluationFigures
@@ -177,8 +177,8 @@ def require_task(config: AppConfig, root: Path, manifest: Manifest) -> None:
             f"give {' '.join(remedies.values())}"
         )
     task, monitor, remedies = task_of(manifest), config.train.monitor, {}
-    if config.loss.name.value not in task.losses:
-        remedies[f"loss={config.loss.name.value}"] = f"loss={task.losses[0]}"
+    if config.loss.name not in task.losses:
+        remedies[f"loss={config.loss.name}"] = f"loss={task.losses[0]}"
     if any(METRICS[name].task != task.labels for name in metrics_of(monitor)):
         remedies[f"train.monitor={shown(monitor)}"] = f"train.monitor={task.main}"
     if not task.has_clicks:
@@ -511,7 +511,7 @@ class Predictor:
 
     def autocast(self, cached: bool = True) -> torch.autocast:
         """Return a context with the dense layers' precision. cached: cast each weight once, not at every use."""
-        bf16 = self.config.runtime.precision is Precision.bf16
+        bf16 = self.config.runtime.precision == "bf16"
         return torch.autocast(self.runtime.device.type, torch.bfloat16, bf16, cached)
 
     def draw(self, first_row: int, num_valid: int) -> None:

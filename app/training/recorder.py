@@ -14,7 +14,7 @@ from msgspec import UNSET, structs
 from app.config.app_config import AppConfig
 from app.config.kinds import AUC, LOGLOSS, METRICS, NE, OF_ROWS
 from app.config.sharding import Plan
-from app.config.train import Compile, TrainConfig
+from app.config.train import TrainConfig
 from app.metrics import quality
 from app.metrics.documents import AnyEvent, EvaluationEvent, EvaluationFigures, Measured, TrainEvent
 from app.metrics.timing import PHASES, EnergyMeter, StepTimer, memory_in_use, throughput
@@ -85,9 +85,9 @@ def launch_manifest(
         files=files,
         seeds={"train.seed": config.train.seed},
         world_size=runtime.world_size,
-        platform=runtime.platform.value,
+        platform=runtime.platform,
         num_threads=runtime.num_threads,
-        compile=Compile.none.value,
+        compile="none",
         local_world_size=runtime.local_world_size,
         plan={**plan.tables},
         began=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -386,5 +386,5 @@ class Recorder:
         launch = launch_manifest(
             session.config, runtime, dataset, session.plan, describe_tables(arch, bag_sizes), files
         )
-        launch.pipeline, launch.compile, launch.parent = pipeline, session.compiled.value, self._state.parent or UNSET
+        launch.pipeline, launch.compile, launch.parent = pipeline, session.compiled, self._state.parent or UNSET
         return launch

@@ -17,9 +17,8 @@ from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.streamable import Pipelineable
 
 from app.config.app_config import AppConfig
-from app.config.model import Storage
 from app.config.sharding import Plan
-from app.config.train import Compile, OnNan, Pipeline, Platform, require_graphs
+from app.config.train import Compile, require_graphs
 from app.data.batch import Batch, layout_of, pinned_ahead
 from app.metrics.documents import Measured, TrainEvent
 from app.metrics.timing import PHASES, StepTimer
@@ -74,7 +73,7 @@ class TableMeter:
             if self._counts_touched:
                 initial = initial_rows(self._seed, table, first, last)
                 # A row in fp16 can only equal its initial values as they were rounded for storage.
-                if table.storage is Storage.fp16:
+                if table.storage == "fp16":
                     initial = initial.astype(np.float16).astype(np.float32)
                 self._touched[table.name] += int((rows != initial).any(axis=1).sum())
 
@@ -104,7 +103,7 @@ class Session(Predictor):
     loss: Loss  # maps a batch's logits and labels to its loss
     loss_factor: float  # factor of the mean loss over samples and tasks
     _step: int = field(default=0, init=False)  # the step that was begun last
-    compiled: Compile = field(default=Compile.none, init=False)  # what `compile` made of runtime.compile
+    compiled: Compile = field(default="none", init=False)  # what `compile` made of runtime.compile
     compile_reason: str = field(default="", init=False)  # why `auto` became that
     cuts: int = field(default=0, init=False)  # cuts of the learning rate so far; evaluations decide them
 
@@ -136,20 +135,20 @@ class Session(Predictor):
 
         A collective call.
         """
-        setting = self.config.runtime.compile or Compile.none
+        setting = self.config.runtime.compile or "none"
         self.compiled = setting
-        if setting is Compile.auto:
+        if setting == "auto":
             obstacle = self._obstacle_to_graphs(batch_size)
-            self.compiled = Compile.none if obstacle else Compile.step
+            self.compiled = "none" if obstacle else "step"
             self.compile_reason = obstacle or "CUDA graphs of the dense layers"
-        if self.config.model.batch_norm and self.runtime.world_size > 1 and self.compiled is not Compile.none:
+        if self.config.model.batch_norm and self.runtime.world_size > 1 and self.compiled != "none":
             raise UserError(
-                f"runtime.compile={setting.value}: cannot hold the exchange of model.batch_norm between "
+                f"runtime.compile={setting}: cannot hold the exchange of model.batch_norm between "
                 f"{self.runtime.world_size} processes; give runtime.compile=none"
             )
-        if self.compiled is Compile.dense:
+        if self.compiled == "dense":
             self.model.module.compile_dense_layers()
-        elif self.compiled is Compile.step:
+        elif self.compiled == "step":
             require_graphs(self.config.runtime, self.runtime.device.type)  # of `step` alone
             try:
                 device, features = self.runtime.device, list(self.manifest.num_embeddings)
@@ -161,10 +160,10 @@ class Session(Predictor):
                 autocast = partial(self.autocast, cached=False)
                 self.model.module.capture_dense_layers(dense_features, one_id_each.bags(ids), autocast)
             except RuntimeError as error:
-                if setting is not Compile.auto:
+                if setting != "auto":
                     raise
                 self.undo_step()  # batch norm's statistics, which the example moved
-                self.compiled = Compile.none
+                self.compiled = "none"
                 self.compile_reason = f"this step cannot be recorded ({last_line(str(error), type(error).__name__)})"
             set_step(self.optimizer, 0)  # FBGEMM's Adam counted the example as a step
 
@@ -174,7 +173,7 @@ class Session(Predictor):
         vector_bytes = 4 * batch_size * len(self.manifest.num_embeddings) * config.model.embedding_dim
         obstacles = {
             "the device is a CPU": self.runtime.device.type == "cpu",
-            "no graph has run on ROCm": self.runtime.platform is Platform.rocm,
+            "no graph has run on ROCm": self.runtime.platform == "rocm",
             f"{self.runtime.world_size} processes": self.runtime.world_size > 1,
             config.model.kind.label: bool(config.model.kind.commands),  # which a graph is not written for
             "train.deterministic=layout": config.train.micro_batch is not None,
@@ -374,7 +373,7 @@ class StepWindow:
         checks, accuracies = values[:, :-1], values[:, -1]
         # A value that is not finite ends the run here, before it reaches the record.
         is_bad = ~np.isfinite(checks)
-        if self._length.train.on_nan is OnNan.skip:
+        if self._length.train.on_nan == "skip":
             is_bad[:, 0] = False
         if is_bad.any():
             # The first bad value belongs to the earliest step and, within it, to the loss rather than to a gradient.
@@ -458,12 +457,12 @@ class DataLoader:
         self._session, self._length = session, length
         self._pipeline: SparseDistPipeline | None = None
         # For the record: the pipeline in use, which `auto` leaves open. `_pipeline` is the object itself, if any.
-        self.pipeline = Pipeline.none
+        self.pipeline = "none"
         device, world_size = session.runtime.device, session.runtime.world_size
         # On CPUs the pipeline shows no gain: a step takes from 0.76 to 1.38 times as long with it.
-        is_auto, has_gpus = length.train.pipeline is Pipeline.auto, device.type != "cpu" and world_size > 1
-        if has_gpus if is_auto else length.train.pipeline is Pipeline.sparse_dist:
-            arch, self.pipeline = session.model.module.sparse_arch, Pipeline.sparse_dist
+        is_auto, has_gpus = length.train.pipeline == "auto", device.type != "cpu" and world_size > 1
+        if has_gpus if is_auto else length.train.pipeline == "sparse_dist":
+            arch, self.pipeline = session.model.module.sparse_arch, "sparse_dist"
             self._pipeline = SparseDistPipeline(arch.collections, arch.table_ids, session.optimizer, device)
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:

@@ -48,7 +48,7 @@ def is_wanted(config: "AppConfig") -> bool:
 def fill_defaults(config: "AppConfig") -> MLPerfConfig:
     """Return the run's keys `mlperf`, with the recipe's or the general values in place of null."""
     keys, benchmark = keys_of_extension(config, MLPerfConfig), BENCHMARKS.get(config.published.recipe or "")
-    is_closed = benchmark is not None and config.data.scale.value != "tiny"
+    is_closed = benchmark is not None and config.data.scale != "tiny"
     return replace(
         keys,
         benchmark=keys.benchmark or benchmark or "dlrm_dcnv2",

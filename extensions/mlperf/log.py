@@ -27,10 +27,10 @@ def values_of_hstu(keys: Any, config: AppConfig, world_size: int) -> Json:
     """Return the values that the rules for DLRMv4 (Training 6.1) require."""
     optimizer, arithmetic = config.optimizer, config.runtime.precision
     dense_name, sparse_name = optimizer.dense_name.value, optimizer.name.value
-    precision = "fp32" if arithmetic is None else arithmetic.value
+    precision = "fp32" if arithmetic is None else arithmetic
     qcomm = config.sharding.qcomm
     # The rules ask for the lowest precision of any exchange.
-    comm_precision = min(qcomm.forward.value, qcomm.backward.value, key=BY_PRECISION.index)
+    comm_precision = min(qcomm.forward, qcomm.backward, key=BY_PRECISION.index)
     return {
         keys.OPT_NAME: OPTIMIZERS.get(dense_name, dense_name),
         keys.OPT_BASE_LR: optimizer.lr,

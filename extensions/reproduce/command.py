@@ -20,7 +20,6 @@ from typing import NamedTuple
 from filelock import FileLock, Timeout
 
 from app.config.app_config import CONFIG_DIR, AppConfig, validate_new_run
-from app.config.data import DataScale
 from app.config.kinds import ACCURACY, AUC, HR, LOGLOSS, MAE, METRICS, NDCG, NE, PUBLISHED, RMSE
 from app.config.train import validate_new_name
 from app.metrics.documents import EvaluationFigures
@@ -345,7 +344,7 @@ def why_no_verdict(config: ReproduceConfig, arguments: Sequence[str], runs: Sequ
     if len(digests) > 1:
         names = ", ".join(sorted(digest[:12] for digest in digests))
         return f"The seeds were trained on different datasets (digests {names}), so there is no verdict."
-    if config.data.scale is DataScale.tiny:
+    if config.data.scale == "tiny":
         return "Of the recipe's tiny form on generated rows (data.scale=tiny), so there is no verdict."
     published = {**vars(config.published)}
     for finished in runs:

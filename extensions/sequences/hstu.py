@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torchrec import JaggedTensor, KeyedJaggedTensor
 
 from app.config.app_config import AppConfig
-from app.config.model import Storage
 from app.model.embeddings import Features, TableArch, TableInitRange, TableSpec, row_collection
 from common.errors import last_line
 from common.extensions import keys_of_extension
@@ -294,8 +293,9 @@ def tables_of_events(config: AppConfig, features: Features) -> EventArch:
     for name, rows in features.num_embeddings.items():
         initial = TableInitRange(-1 / math.sqrt(rows), 1 / math.sqrt(rows))
         table_keys = (name, names[name]) if name in names else (name,)
-        form = config.model.embedding_dim, initial, Storage.fp32
-        tables.append(TableSpec(name, table_keys, rows, *form, mean=False, by_id=True))
+        tables.append(
+            TableSpec(name, table_keys, rows, config.model.embedding_dim, initial, "fp32", mean=False, by_id=True)
+        )
     return EventArch(tables)
 
 

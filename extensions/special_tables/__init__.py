@@ -89,7 +89,7 @@ def faults(levels: Mapping[str, Any], resolved: Mapping[str, Any], embedding_dim
         yield f"model.tables.min_rows={tables.min_rows}: has no effect with model.tables.kind=plain"
     for path, table in resolved.items():
         operation = table.qr_operation if table.kind is TableKind.qr else None
-        if table.row_weights is not None and table.pooling.value == "mean":
+        if table.row_weights is not None and table.pooling == "mean":
             yield f"{path}.row_weights={table.row_weights.value}: not with pooling=mean; use pooling=sum"
         if operation is QROperation.pooled_mult and table.row_weights is not None:
             yield (

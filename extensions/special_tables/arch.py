@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torchrec import JaggedTensor, KeyedJaggedTensor
 
-from app.config.model import ModelConfig, TableInit, override_of, settings_of
+from app.config.model import ModelConfig, override_of, settings_of
 from app.model.embeddings import (
     FBGEMM_MULTIPLE,
     Embedding,
@@ -85,9 +85,9 @@ def embedding(
     specs = []
     for number, (table, (table_rows, dim)) in enumerate(shapes.items()):
         init = uniform_range(table_rows)
-        if settings.init is TableInit.normal:
+        if settings.init == "normal":
             init = TableInitRange(std=settings.init_std)
-        elif settings.init is TableInit.facebookresearch and operation is not None:
+        elif settings.init == "facebookresearch" and operation is not None:
             # facebookresearch/dlrm's uniform_(weight, sqrt(1 / rows)) leaves the upper bound at 1.
             init = TableInitRange(1 / math.sqrt(height), 1.0)
         specs.append(

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -31,7 +31,7 @@ def test_what_rows_of_kinds_name_is_there() -> None:
     assert set(TASKS) == {kind.value for kind in LabelKind} == {metric.task for metric in METRICS.values()}
     for task in TASKS.values():
         assert METRICS[task.main].task == task.labels
-        assert set(task.losses) <= {loss.value for loss in LossName}
+        assert set(task.losses) <= {*get_args(LossName)}
     for source in DataSource:
         functions = [source.kind.find, source.kind.directory, source.kind.generator, source.kind.figures]
         assert all(callable(load(function)) for function in functions if function)

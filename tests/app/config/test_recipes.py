@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.config.app_config import CONFIG_DIR, table_values, validate
-from app.config.model import PUBLISHED_TABLES, DenseInit, TableInit
+from app.config.model import PUBLISHED_TABLES
 from app.record.documents import read_config
 from app.runtime.platform import Runtime
 from app.training import meta_build
@@ -135,15 +135,15 @@ def test_a_configuration_of_bars_is_as_published(name: str, model: str, number: 
     assert (config.published.auc, config.published.test_auc) == (val, test)
     assert config.published.train_rows == BARS_ROWS[name]
     assert config.run.name == f"bars_{name}" + (f"_{model}" if model != "dlrm" else "")
-    parts: list[Any] = [model_config.interaction.value, model_config.dcn_num_layers, model_config.dense_arch]
+    parts: list[Any] = [model_config.interaction, model_config.dcn_num_layers, model_config.dense_arch]
     parts += [model_config.over_arch, model_config.deep_arch, "bn" if model_config.batch_norm else None]
     parts += [*model_config.dropout, optimizer.sparse_weight_decay]
     fields = [str(part).replace(" ", "") for part in parts if part not in (None, [], [1])]
     assert " ".join(fields) == settings
     assert model_config.embedding_dim == (1 if model == "lr" else 10)
-    assert model_config.dense_init is DenseInit.xavier_normal
-    assert (model_config.tables.init, model_config.tables.init_std) == (TableInit.normal, 1e-4)
-    assert model_config.numeric.value == ("dense_arch" if model == "dlrm" else "vectors")
+    assert model_config.dense_init == "xavier_normal"
+    assert (model_config.tables.init, model_config.tables.init_std) == ("normal", 1e-4)
+    assert model_config.numeric == ("dense_arch" if model == "dlrm" else "vectors")
     assert (optimizer.name.value, optimizer.lr, optimizer.eps) == ("adam", 1e-3, 1e-8)
     assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay) == (0.9, 0.999, 0.0)
     assert (optimizer.max_grad_norm, optimizer.clip_tables) == (10.0, True)

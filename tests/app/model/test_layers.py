@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.models import dlrm
 
-from app.config.model import DenseInit, Interaction, ModelConfig
+from app.config.model import Interaction, ModelConfig
 from app.config.train import LARGE_BATCH, LossConfig, LossName
 from app.model.dlrm import DLRM, make_loss
 from app.model.embeddings import make_sparse_arch
@@ -23,9 +23,9 @@ DIM, NUM_DENSE, BATCH = 8, 6, 9
 DCN = {"dcn_num_layers": 2, "dcn_low_rank_dim": 6}
 BRANCHES = ([9, 3 * DIM], [2 * DIM])
 TORCHREC: dict[Interaction, tuple[Any, dict[str, Any], dict[str, Any]]] = {
-    Interaction.dot: (dlrm.DLRM, {}, {}),
-    Interaction.dcn: (dlrm.DLRM_DCN, DCN, DCN),
-    Interaction.projection: (
+    "dot": (dlrm.DLRM, {}, {}),
+    "dcn": (dlrm.DLRM_DCN, DCN, DCN),
+    "projection": (
         dlrm.DLRM_Projection,
         {"projection_branch1": BRANCHES[0], "projection_branch2": BRANCHES[1]},
         {"interaction_branch1_layer_sizes": BRANCHES[0], "interaction_branch2_layer_sizes": BRANCHES[1]},
@@ -59,8 +59,7 @@ def test_equals_torchrec_to_the_bit_forward_and_backward(interaction: Interactio
 def test_linear_layers_begin_as_facebookresearch_draws_them() -> None:
     torch.manual_seed(0)
     widths: dict[str, Any] = {"dense_arch": [400, DIM], "over_arch": [300, 1], "projection_branch1": [500, DIM]}
-    drawn = DenseInit.facebookresearch
-    config = ModelConfig(Interaction.projection, embedding_dim=DIM, dense_init=drawn, **widths)
+    config = ModelConfig("projection", embedding_dim=DIM, dense_init="facebookresearch", **widths)
     model = DLRM(config, 200, 3, make_sparse_arch(config, FEATURES))
     stacks = cast(list[nn.Sequential], [model.dense_arch, model.over_arch, model.interaction.branch1])
     for layer in (cast(nn.Linear, stack[0]) for stack in stacks):
@@ -71,7 +70,7 @@ def test_linear_layers_begin_as_facebookresearch_draws_them() -> None:
 
 
 def test_a_linear_part_adds_the_first_elements_and_the_bias_begins_as_given() -> None:
-    model, plain = (_model(Interaction.cat, itself=False, **keys) for keys in ({"linear": 3.0}, {}))
+    model, plain = (_model("cat", itself=False, **keys) for keys in ({"linear": 3.0}, {}))
     dense, ids = torch.randn(BATCH, NUM_DENSE), _ids()
     tables = [weight.detach() for weight in cast(nn.Module, plain.sparse_arch.bags).parameters()]
     rows = ids.values().view(3, BATCH)
@@ -80,7 +79,7 @@ def test_a_linear_part_adds_the_first_elements_and_the_bias_begins_as_given() ->
     in_order, order = model.sparse_arch(ids)()[0], torch.tensor([2, 0, 1])
     by_rank = model.logits_of_vectors(dense, in_order[:, order.argsort()], (order, order.argsort()))
     assert torch.equal(by_rank, model.logits_of_vectors(dense, in_order, None))
-    over_arch = cast(nn.Sequential, _model(Interaction.cat, itself=False, initial_logit=-2.5).over_arch)
+    over_arch = cast(nn.Sequential, _model("cat", itself=False, initial_logit=-2.5).over_arch)
     assert cast(nn.Linear, over_arch[-1]).bias.tolist() == [-2.5]
 
 
@@ -102,7 +101,7 @@ def _ids() -> KeyedJaggedTensor:
 
 @pytest.mark.parametrize("mixes", [False, True])
 def test_the_blogs_predictions_depend_on_the_batch_and_the_fixed_ones_do_not(mixes: bool) -> None:
-    model = _model(Interaction.scalar_pairs, itself=False, mixes_samples=mixes)
+    model = _model("scalar_pairs", itself=False, mixes_samples=mixes)
     dense, ids = torch.randn(BATCH, NUM_DENSE), _ids()
     before = model(dense, ids)
     values = ids.values().clone()
@@ -163,9 +162,7 @@ def test_values_and_gradients_are_torchs(final_relu: bool) -> None:
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.1])
-@pytest.mark.parametrize(
-    ("name", "class_weights"), [(LossName.bce, None), (LossName.weighted_bce, [0.7, 3.0]), (LossName.mse, None)]
-)
+@pytest.mark.parametrize(("name", "class_weights"), [("bce", None), ("weighted_bce", [0.7, 3.0]), ("mse", None)])
 def test_loss_and_gradient_equal_the_oracle(
     name: LossName, class_weights: list[float] | None, threshold: float
 ) -> None:
@@ -174,7 +171,7 @@ def test_loss_and_gradient_equal_the_oracle(
     labels = torch.randint(0, 2, (64,), dtype=torch.float64)
     loss = make_loss(LossConfig(name, class_weights, threshold))(logits, labels)
     weights = (1.0, 1.0) if class_weights is None else (class_weights[0], class_weights[1])
-    kind = "mse" if name is LossName.mse else "bce"
+    kind = "mse" if name == "mse" else "bce"
     expected = reference.loss_of_predictions(logits, labels, kind, weights, threshold)
     torch.testing.assert_close(loss, expected)
     (gradient,) = torch.autograd.grad(loss, logits)
@@ -186,7 +183,7 @@ def test_loss_and_gradient_equal_the_oracle(
 
 def test_a_hopeless_sample_keeps_its_loss_and_its_gradient() -> None:
     logits = torch.tensor([-200.0, 120.0], requires_grad=True)
-    loss = make_loss(LossConfig(LossName.bce))(logits, torch.tensor([1.0, 0.0]))
+    loss = make_loss(LossConfig("bce"))(logits, torch.tensor([1.0, 0.0]))
     loss.backward()
     assert logits.grad is not None
     assert (loss.item(), logits.grad.tolist()) == (160.0, [-0.5, 0.5])

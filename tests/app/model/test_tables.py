@@ -1,6 +1,7 @@
 """Plain tables against torch: what they give, how they are trained, where they begin, what is refused."""
 
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 from torchrec import KeyedJaggedTensor
 
-from app.config.model import ModelConfig, Pooling, Storage, TableInit, TableOverride, TablesConfig, table_faults
+from app.config.model import ModelConfig, Pooling, TableOverride, TablesConfig, table_faults
 from app.model.embeddings import SparseArch, initial_rows, make_embeddings, make_sparse_arch, table_of
 from app.runtime.platform import Runtime
 from app.sharding.plan import local_shards, table_weights
@@ -24,7 +25,7 @@ DIM, BATCH = 16, 12
 
 
 @pytest.mark.parametrize("multi_hot", [True, False])
-@pytest.mark.parametrize("pooling", list(Pooling))
+@pytest.mark.parametrize("pooling", get_args(Pooling))
 def test_vectors_and_gradients_are_torchs(pooling: Pooling, multi_hot: bool) -> None:
     tables = TablesConfig(overrides={"b": TableOverride(pooling=pooling)}, shared={"s": ["c", "d"]})
     module = make_sparse_arch(
@@ -36,7 +37,7 @@ def test_vectors_and_gradients_are_torchs(pooling: Pooling, multi_hot: bool) -> 
     owners = {feature: one for one in module.embeddings for feature in one.features}
     vectors = [
         reference.pool(
-            bags[name], [weight_of(module, f"t_{owners[name].name}")], "plain", pooling.value if name == "b" else "sum"
+            bags[name], [weight_of(module, f"t_{owners[name].name}")], "plain", pooling if name == "b" else "sum"
         )
         for name in FEATURES
     ]
@@ -51,7 +52,7 @@ def test_vectors_and_gradients_are_torchs(pooling: Pooling, multi_hot: bool) -> 
 
 def test_initial_values_are_a_function_of_seed_table_and_row() -> None:
     rows = 70_000
-    config = ModelConfig(embedding_dim=4, tables=TablesConfig(overrides={"b": TableOverride(init=TableInit.normal)}))
+    config = ModelConfig(embedding_dim=4, tables=TablesConfig(overrides={"b": TableOverride(init="normal")}))
     (a,), (b,) = (one.tables for one in make_embeddings(config, {"a": rows, "b": rows}))
     for table, low, high, std in ((a, -1 / rows**0.5, 1 / rows**0.5, 1 / (3 * rows) ** 0.5), (b, -0.1, 0.1, 0.01)):
         whole = initial_rows(5, table, 0, rows)
@@ -94,7 +95,7 @@ def test_half_precision_tables_are_trained_as_fp16(runtime: Runtime) -> None:
         (TablesConfig(overrides={"z": TableOverride()}), "no sparse feature z; it has a, b, c, d, e"),
         (TablesConfig(shared={"a": ["b", "c"]}), "a feature has this name"),
         (TablesConfig(shared={"s": ["a", "b"], "t": ["b", "c"]}), "model.tables.shared.t: b is in s already"),
-        (TablesConfig(storage=Storage.bf16), "FBGEMM trains no bf16 tables"),
+        (TablesConfig(storage="bf16"), "FBGEMM trains no bf16 tables"),
     ],
 )
 def test_is_refused(tables: TablesConfig, message: str) -> None:

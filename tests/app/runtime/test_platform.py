@@ -14,7 +14,6 @@ import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import DenseTableBatchedEmbeddingBagsCodegen, PoolingMode
 
 from app.config.app_config import CONFIG_DIR
-from app.config.train import Platform, Precision
 from app.runtime import environment, library_patches, platform
 from app.runtime.platform import READING, check_precision, reporting_failures, require_strict_products
 from common.cli import EXIT_LOST
@@ -25,8 +24,8 @@ from tests.error_lines import refused
 
 
 def test_tf32_is_of_gpus() -> None:
-    check_precision(Precision.tf32, Platform.cuda)
-    refused(r"^runtime\.precision=tf32: CPUs do not support it", check_precision, Precision.tf32, Platform.cpu)
+    check_precision("tf32", "cuda")
+    refused(r"^runtime\.precision=tf32: CPUs do not support it", check_precision, "tf32", "cpu")
 
 
 @pytest.fixture

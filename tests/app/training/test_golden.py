@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchrec import KeyedJaggedTensor
 
-from app.config.train import Platform, RuntimeConfig
+from app.config.train import RuntimeConfig
 from app.data.batch import Batch, layout_of
 from app.runtime import platform
 from app.runtime.platform import Runtime
@@ -114,7 +114,7 @@ def batches(golden: Any) -> Iterator[Batch]:
 
 
 def main() -> None:
-    runtime = platform.start(RuntimeConfig(platform=Platform.cuda), seed=0, deterministic=True)
+    runtime = platform.start(RuntimeConfig(platform="cuda"), seed=0, deterministic=True)
     arrays: dict[str, NDArray[np.float32]] = {}
     for case in CASES:
         losses, parameters = train_case(case, runtime)

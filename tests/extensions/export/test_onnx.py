@@ -1,7 +1,7 @@
 """model.onnx against the model itself: interactions, tables, precisions, large tables."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnxruntime import InferenceSession
 
 from app.config.app_config import AppConfig
-from app.config.model import Interaction, ModelConfig, Numeric, Pooling, TablesConfig
+from app.config.model import Interaction, ModelConfig, Pooling, TablesConfig
 from data_prep.dataset.format import Manifest
 from extensions.export.directory import (
     INLINE_BYTES,
@@ -27,13 +27,16 @@ from extensions.export.documents import TablePrecision
 from tests.app.datasets import RAGGED, write_ragged_dataset
 from tests.error_lines import refused
 
-TABLES = [*(TablesConfig(pooling=pooling) for pooling in Pooling), TablesConfig(shared={"words": ["tags", "genres"]})]
+TABLES = [
+    *(TablesConfig(pooling=pooling) for pooling in get_args(Pooling)),
+    TablesConfig(shared={"words": ["tags", "genres"]}),
+]
 MODELS = [
-    *({"interaction": interaction} for interaction in Interaction),
-    {"interaction": Interaction.dot, "interaction_itself": True},
-    {"interaction": Interaction.dcn, "dcn_full_rank": True, "deep_arch": [5, 3], "batch_norm": True, "dropout": [0.5]},
-    {"interaction": Interaction.dot, "numeric": Numeric.vectors, "dense_arch": [], "linear": 3.0},
-    {"interaction": Interaction.cat, "batch_norm": True, "dense_arch": [6, 8]},
+    *({"interaction": interaction} for interaction in get_args(Interaction)),
+    {"interaction": "dot", "interaction_itself": True},
+    {"interaction": "dcn", "dcn_full_rank": True, "deep_arch": [5, 3], "batch_norm": True, "dropout": [0.5]},
+    {"interaction": "dot", "numeric": "vectors", "dense_arch": [], "linear": 3.0},
+    {"interaction": "cat", "batch_norm": True, "dense_arch": [6, 8]},
 ]
 
 
@@ -55,7 +58,7 @@ def rounded(weight: NDArray[np.float32], precision: TablePrecision) -> NDArray[n
 
 def model_of(manifest: Manifest, tables: TablesConfig, **settings: Any) -> Any:
     """A model of random weights, with statistics of batch norm as after training."""
-    over = [] if settings.get("interaction") is Interaction.sum else [4, 1]
+    over = [] if settings.get("interaction") == "sum" else [4, 1]
     keys: dict[str, Any] = {"embedding_dim": 8, "dense_arch": [8], "over_arch": over, "tables": tables, **settings}
     torch.manual_seed(0)
     model = make_whole_model(AppConfig(model=ModelConfig(**keys)), manifest)

@@ -24,7 +24,6 @@ from torchrec import EmbeddingCollection, KeyedJaggedTensor
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from app.config.model import Storage
 from app.model.embeddings import TableInitRange, TableSpec
 from app.runtime.platform import Runtime
 from app.training import session
@@ -122,7 +121,7 @@ def reference_model(attention: Attention, num_tasks: int = 1) -> HSTU:
     specs = []
     for name in (*HISTORY, *CONTEXT):
         features, rows = (name, *([keys[name]] if name in keys else [])), len(GOLDEN[f"init.table.{name}"])
-        specs.append(TableSpec(name, features, rows, TABLE_DIM, TableInitRange(), Storage.fp32, mean=False, by_id=True))
+        specs.append(TableSpec(name, features, rows, TABLE_DIM, TableInitRange(), "fp32", mean=False, by_id=True))
     arch = EventArch(specs)
     assert isinstance(arch.rows, EmbeddingCollection)
     arch.rows = EmbeddingCollection(tables=arch.rows.embedding_configs(), device=torch.device("cpu"))

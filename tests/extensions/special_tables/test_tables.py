@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.config.model import ModelConfig, Pooling, TableOverride, TablesConfig
+from app.config.model import ModelConfig, TableOverride, TablesConfig
 from app.model.embeddings import make_sparse_arch
 from common.errors import UserError
 from extensions.special_tables import QROperation, RowWeights, TableKind
@@ -65,13 +65,13 @@ def test_widths_follow_the_alpha_rule(base: int, alpha: float, power_of_2: bool)
 CASES = {
     "plain": override(),
     "mult": override(kind=QR),
-    "mult by 7, mean": override(kind=QR, qr_collisions=7, pooling=Pooling.mean),
+    "mult by 7, mean": override(kind=QR, qr_collisions=7, pooling="mean"),
     "add": override(kind=QR, qr_operation=QROperation.add),
-    "add, mean": override(kind=QR, qr_operation=QROperation.add, pooling=Pooling.mean),
+    "add, mean": override(kind=QR, qr_operation=QROperation.add, pooling="mean"),
     "concat": override(kind=QR, qr_operation=QROperation.concat, qr_collisions=5),
     "pooled_mult": override(kind=QR, qr_operation=QROperation.pooled_mult),
     "mixed": override(kind=MIXED, dim=4),
-    "mixed, mean": override(kind=MIXED, dim=8, pooling=Pooling.mean),
+    "mixed, mean": override(kind=MIXED, dim=8, pooling="mean"),
     "weighted": override(row_weights=RowWeights.learned),
     "weighted mult": override(kind=QR, row_weights=RowWeights.learned),
     "weighted concat": override(kind=QR, qr_operation=QROperation.concat, row_weights=RowWeights.learned),
@@ -128,7 +128,7 @@ def test_fixed_row_weights_come_from_their_file_and_stay(tmp_path: Path) -> None
             {"kind": QR, "qr_operation": QROperation.pooled_mult, "row_weights": RowWeights.learned},
             "use qr_operation=mult",
         ),
-        ({"row_weights": RowWeights.learned, "pooling": Pooling.mean}, "not with pooling=mean; use pooling=sum"),
+        ({"row_weights": RowWeights.learned, "pooling": "mean"}, "not with pooling=mean; use pooling=sum"),
     ],
 )
 def test_is_refused(keys: dict[str, Any], message: str) -> None:

@@ -1,7 +1,7 @@
 """Tables of extensions.special_tables in models that are served and exported."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -15,7 +15,11 @@ from tests.extensions.export.test_onnx import ragged as ragged
 QR: dict[str, Any] = {"kind": TableKind.qr, "min_rows": 5}
 MIXED: dict[str, Any] = {"kind": TableKind.mixed_dimension, "min_rows": 5}
 EXPORTED: list[dict[str, Any]] = [
-    *({**QR, "qr_operation": operation, "pooling": pooling} for operation in QROperation for pooling in Pooling),
+    *(
+        {**QR, "qr_operation": operation, "pooling": pooling}
+        for operation in QROperation
+        for pooling in get_args(Pooling)
+    ),
     {**QR, "qr_operation": QROperation.mult, "row_weights": RowWeights.learned},
     {**MIXED, "dim": 4, "shared": {"words": ["tags", "genres"]}},
     {"row_weights": RowWeights.learned},
