@@ -13,7 +13,6 @@ if __name__ == "__main__":  # before the imports below, which may take seconds
     run(COMMANDS["bench"])
 
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -47,9 +46,8 @@ from common.cli import EXIT_DONE
 from common.documents import Json, encode, read_document
 from common.errors import UserError
 from common.files import write_atomically
+from common.log import log
 from data_prep.dataset.format import Manifest
-
-log = logging.getLogger("clickwork")
 
 NUM_DENSE, DEFAULT_TABLES = 13, "criteo_kaggle"
 FLOAT_BYTES = ID_BYTES = 4

@@ -10,14 +10,12 @@ if __name__ == "__main__":
     run(COMMANDS["bundle"])
 
 
-import logging
 from pathlib import Path
 
 from app.config.commands import BundleConfig
 from app.replay import write_bundle
 from common.cli import EXIT_DONE
-
-log = logging.getLogger("clickwork")
+from common.log import log
 
 
 def main(config: BundleConfig) -> int:

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from app.data.split import batch_builders, verify_splits
 from app.training.predictor import Predictor
 from common.documents import Json, plain_object
 from common.errors import UserError
+from common.log import log
 from data_prep.codec.files import NewRows
 from data_prep.codec.rows import ParsedRows
 from data_prep.encoding import EncodedBlock, Encoder
@@ -146,8 +146,6 @@ def to_csv(ranking: Ranking) -> str:
         writer.writerow([*candidate[:-1], " ".join(candidate.out_of_vocabulary)])
     return text.getvalue()
 
-
-log = logging.getLogger("clickwork")
 
 PIECE_ROWS = 256  # rows of a batch, padded: matrix products of one shape add up each row in the same order
 

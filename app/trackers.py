@@ -2,7 +2,6 @@
 
 import functools
 import importlib.util
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
@@ -19,6 +18,7 @@ from common.documents import plain_object
 from common.errors import UserError
 from common.extensions import rows_of_extensions
 from common.keys import shown
+from common.log import log
 
 # Keys of an event that are not figures of the run.
 NO_FIGURES = ("event", "step", "samples", "seconds", "epoch", "steps")
@@ -66,9 +66,6 @@ def figures(event: AnyEvent) -> dict[str, float]:
 
     plain = {key: value for key, value in plain_object(event).items() if key not in NO_FIGURES}
     return dict(flatten(event.event, plain))
-
-
-log = logging.getLogger("clickwork")
 
 
 def start_tensorboard(setting: Setting) -> Tracker | None:

@@ -12,7 +12,6 @@ if __name__ == "__main__":  # before the imports below, which may take seconds
     run(COMMANDS["train"])
 
 
-import logging
 import os
 import socket
 import time
@@ -46,6 +45,7 @@ from common.errors import UserError
 from common.extensions import rows_of_extensions
 from common.files import write_atomically
 from common.keys import flat_values
+from common.log import log
 from common.signals import Interrupted, StopRequest
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 
@@ -193,8 +193,6 @@ def _names_text(names: list[str]) -> str:
     more = len(names) - MOST_NAMED
     return " and ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
-
-log = logging.getLogger("clickwork")
 
 # For one process, and for several: one of several may be lost before they agree.
 ANSWERS = ("stopping after this step and saving a checkpoint", "stopping as soon as all processes agree on the step")

@@ -19,7 +19,6 @@ if __name__ == "__main__":  # before the imports below, which may take seconds
 
 
 import json
-import logging
 import math
 import shutil
 import tempfile
@@ -79,6 +78,7 @@ from app.training.state import RunState, best_of, early_stop, run_length
 from common.cli import EXIT_DONE
 from common.documents import Json, encode, plain, plain_object
 from common.errors import UserError
+from common.log import log
 
 # Values near 0 may change by many times their size without meaning.
 NEAR_ZERO = 1.0  # differences of parameters are relative to their size, but at least to this
@@ -540,8 +540,6 @@ def _difference(name: str, recorded: object, replayed: object, samples: float) -
         size = max(0.0, size - CHANGED_PLACES / samples)
     return math.inf if math.isnan(size) else size
 
-
-log = logging.getLogger("clickwork")
 
 EXIT_DIFFERENT = 1
 VERDICTS = ("identical", "equal within tolerance", "different")

@@ -6,7 +6,6 @@ Interrupted. A command with something to save handles it as a `StopRequest`.
 
 import contextlib
 import ctypes
-import logging
 import os
 import select
 import signal
@@ -16,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-log = logging.getLogger("clickwork")
+from common.log import log
 
 # A terminal sends INT, QUIT and, when it is closed, HUP; Slurm sends USR1 ahead of a time limit (--signal=USR1@60).
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)

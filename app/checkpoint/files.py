@@ -6,7 +6,6 @@ if torch.distributed.checkpoint were killed then, it would leave the old metadat
 """
 
 import hashlib
-import logging
 import os
 import shutil
 import zipfile
@@ -23,6 +22,7 @@ from app.metrics.documents import Best, EvaluationFigures, Measured, Monitored, 
 from common.documents import Json, Number, OpenDocument, decode, encode
 from common.errors import UserError
 from common.files import FileDigest, digest_file, sync, write_atomically
+from common.log import log
 
 FORMAT: Final = 3
 
@@ -58,8 +58,6 @@ class SavedState(OpenDocument, kw_only=True):
     fingerprint: Json
     files: dict[str, FileDigest]
 
-
-log = logging.getLogger("clickwork")
 
 CHECKPOINTS = "checkpoints"  # name of their directory in a run's
 LATEST, BEST = "latest", "best"  # files that name the newest checkpoint, and the best by train.monitor

@@ -8,7 +8,6 @@ The copy lets training change its own tensors while a checkpoint is written.
 """
 
 import copy
-import logging
 import pickle
 import resource
 import shutil
@@ -40,6 +39,7 @@ from app.runtime import environment
 from app.runtime.platform import background_thread
 from common.errors import UserError, last_line
 from common.files import FileDigest, digest_file, format_bytes
+from common.log import log
 from common.machine import host_bytes_available
 from common.signals import discard_native_stdout
 
@@ -279,8 +279,6 @@ def _fill_dicts(nest: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
         for key, value in nest.items()
     }
 
-
-log = logging.getLogger("clickwork")
 
 # Signs of torch's archive writer, and EFBIG.
 SHORT_WRITE = ("inline_container", "PytorchStreamWriter", "File too large")

@@ -1,7 +1,6 @@
 """The dataset that a run asks for, which data_prep makes in a process of its own, and the configuration by it."""
 
 import contextlib
-import logging
 import os
 import pickle
 import signal
@@ -16,14 +15,13 @@ from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.compose import convert
 from common.errors import UserError
 from common.keys import nest, to_plain
+from common.log import log
 from common.signals import Interrupted
 from data_prep import config as preparation
 from data_prep.config import PICKLED, compared_keys, first_difference, given_values, keys_in_force
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest, sampling_sentence, unseen_sentence
 from data_prep.dataset.kinds import misleading_sentences
 from data_prep.dataset.options import GENERATORS
-
-log = logging.getLogger("clickwork")
 
 NOT_OF_ROWS = ("source", "path", "allow_degenerate", *FILES)  # keys that are not compared with a dataset's
 REPOSITORY = Path(__file__).parents[2]

@@ -11,7 +11,6 @@ the r-th equal part of it, and reads no other rows. The rows left over at the en
 first, rounded up.
 """
 
-import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -28,13 +27,12 @@ from app.data.batch import Batch, BatchBuilder, RowArrays, join_rows
 from app.runtime.platform import background_thread
 from common.errors import OwnError, UserError
 from common.jit import Int, jit, prefetch
+from common.log import log
 from data_prep.codec.values import Bags, join
 from data_prep.dataset.format import INCREMENT, Manifest, ShardArrays, open_shard, shard_path, splitmix64, verify_shard
 from data_prep.dataset.format import Split as SplitEntry
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHotTables, verify_tables
 from data_prep.dataset.options import LabelKind
-
-log = logging.getLogger("clickwork")
 
 TRAIN = "train"
 VERIFY_AUTO_BYTES = 4 << 30  # with data.verify=auto, larger files are not compared with their digests

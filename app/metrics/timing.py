@@ -1,6 +1,5 @@
 """Step times on the device's own clock, throughput, memory, energy, traces of the profiler; a machine's limits."""
 
-import logging
 import math
 import os
 import time
@@ -18,8 +17,7 @@ from torch.profiler import ProfilerActivity, profile, tensorboard_trace_handler
 
 from app.metrics.documents import StepTimeHistogram
 from common.documents import Figures
-
-log = logging.getLogger("clickwork")
+from common.log import log
 
 RAPL = Path("/sys/class/powercap")
 Counter = Callable[[], float]  # returns joules since an arbitrary time

@@ -69,9 +69,8 @@ from common.documents import encode, plain_object, read_document
 from common.errors import UserError, last_line
 from common.extensions import FilesBesideRun, rows_of_extensions
 from common.files import write_atomically
+from common.log import log
 from common.signals import Interrupted
-
-log = logging.getLogger("clickwork")
 
 # First the five columns of AMD's process_training_log.py, for the whole job (there: for one GPU); then the same with
 # labels; then what made them.

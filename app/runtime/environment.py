@@ -73,8 +73,6 @@ def announce_refusal() -> None:
             time.sleep(0.02)
 
 
-log = logging.getLogger("clickwork")
-
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 SET_BY_LAUNCHER = "CLICKWORK_SET_BY_LAUNCHER"  # names of variables that app.launch has set; a profile may replace them
 

@@ -36,10 +36,9 @@ from app.runtime.environment import HAS_MET, LAUNCHER_VARIABLES, REFUSAL_SECONDS
 from common.cli import EXIT_BAD_INPUT
 from common.command import RedactingFormatter
 from common.errors import LostPeerError, OwnError, UserError
+from common.log import log
 from common.machine import keep_freed_memory, usable_cpus
 from common.signals import Interrupted, discard_native_stdout, erase_sequence, is_launched
-
-log = logging.getLogger("clickwork")
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 T = TypeVar("T")

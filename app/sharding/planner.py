@@ -47,9 +47,8 @@ from app.sharding.plan import blocks, codecs, make_sharders, read_plan, shardabl
 from common.compose import ConversionError, convert
 from common.errors import UserError
 from common.keys import check_keys, shown
+from common.log import log
 from data_prep.dataset.format import Manifest, mean_bag_sizes
-
-log = logging.getLogger("clickwork")
 
 GIB, GB_PER_S = 2**30, 1e6  # bytes; bytes per millisecond, TorchRec's unit
 SAME_MEMORY = 0.06  # drivers report this much less or more than data sheets

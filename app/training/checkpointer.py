@@ -1,6 +1,5 @@
 """Saving, stopping and resuming of a run."""
 
-import logging
 import signal
 import time
 from copy import deepcopy
@@ -45,6 +44,7 @@ from common.documents import Json
 from common.errors import UserError
 from common.files import Need, digest_file, format_bytes, require_room
 from common.keys import shown, values_that_decide_bits
+from common.log import log
 from common.signals import StopRequest
 from data_prep.dataset.format import (
     MANIFEST_NAME,
@@ -55,9 +55,6 @@ from data_prep.dataset.format import (
     odds_factor,
     sampling_sentence,
 )
-
-log = logging.getLogger("clickwork")
-
 
 # Parts of a run's state that its checkpoint holds under the same names; arrays are beside them.
 SAVED = (

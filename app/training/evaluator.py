@@ -1,6 +1,5 @@
 """Evaluations during training, and the scores that a run keeps."""
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,9 +20,8 @@ from app.training.recorder import Recorder
 from app.training.session import Session
 from app.training.state import RunState
 from common.extensions import rows_of_extensions
+from common.log import log
 from data_prep.dataset.format import Manifest
-
-log = logging.getLogger("clickwork")
 
 
 def keep_scores_of_served(session: Session, directory: Path, step: int) -> None:

@@ -4,7 +4,6 @@ Read `run` for the course of a run, `_step` for what happens to a batch, `_after
 """
 
 import contextlib
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,9 +28,8 @@ from app.training.session import DataLoader, Session, StepWindow
 from app.training.state import RunLength, RunState, best_of, early_stop, next_monitored, run_length, score_of
 from common.errors import UserError
 from common.keys import shown
+from common.log import log
 from common.signals import StopRequest
-
-log = logging.getLogger("clickwork")
 
 
 @dataclass

@@ -3,7 +3,6 @@
 Table sizes are the ones that a recipe's source publishes (data.published_tables). No table needs memory.
 """
 
-import logging
 import time
 from pathlib import Path
 
@@ -24,9 +23,8 @@ from app.training.state import RunState
 from common.cli import EXIT_DONE
 from common.errors import UserError
 from common.keys import to_plain
+from common.log import log
 from data_prep.dataset.format import MANIFEST_NAME
-
-log = logging.getLogger("clickwork")
 
 
 def is_wanted(config: AppConfig) -> bool:

@@ -9,7 +9,6 @@ Tables need no micro-batches: FBGEMM adds the gradients of a row in the order of
 Shapes: B samples of this process, M of a micro-batch, F sparse features, D embedding_dim.
 """
 
-import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -60,6 +59,7 @@ from app.trackers import configured_trackers
 from common.documents import convert
 from common.errors import UserError
 from common.keys import shown
+from common.log import log
 from data_prep.dataset.format import Manifest, kept_share, logit_correction
 
 
@@ -409,8 +409,6 @@ class ReplicatedLookup:
             table_gradients.append(summed.flatten())
         self._kernel.emb_module.weights.grad = torch.cat(table_gradients)
 
-
-log = logging.getLogger("clickwork")
 
 # Returns whether to stop an evaluation, by the number of batches that this process has scored.
 Interrupted = Callable[[int], bool]

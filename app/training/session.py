@@ -1,6 +1,5 @@
 """Model, optimizer and loss of a training step, batches on the device, and the window of losses."""
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,6 +32,7 @@ from app.training.state import RunLength, RunState
 from common.documents import Figures
 from common.errors import UserError, last_line
 from common.files import format_bytes
+from common.log import log
 from data_prep.dataset.format import Manifest
 
 MAX_BLOCKS = 8  # blocks of INIT_BLOCK_ROWS rows; a larger table is sampled by this many, evenly spaced
@@ -269,8 +269,6 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
     loss = make_loss(config.loss, factor, task_of(manifest), mean_weight)
     return Session(config, runtime, root, manifest, model, plan, optimizer, loss, factor)
 
-
-log = logging.getLogger("clickwork")
 
 MAX_SKIPPED = 10  # consecutive steps; more of them mean a lost model, not a bad batch
 ADVICE = "training cannot continue: lower optimizer.lr; the checkpoints are from before this step"

@@ -45,6 +45,7 @@ from common.compose import quote_literally
 from common.documents import Figures, convert, encode, plain_object, read_document
 from common.errors import UserError
 from common.files import write_atomically
+from common.log import log
 from data_prep.dataset.format import Manifest, load_rows_manifest, sampled_row_numbers
 from data_prep.dataset.kinds import ROWS
 from data_prep.dataset.options import LabelKind
@@ -150,8 +151,6 @@ def _sample_clause(figures: Baselines) -> str:
     phrases = [f"{purpose} {rows:,} of {all_rows:,} rows" for purpose, rows, all_rows in parts if rows < all_rows]
     return f"; baselines {' and '.join(phrases)}" if phrases else ""
 
-
-log = logging.getLogger("clickwork")
 
 POSITIVES_ALONE = "baselines learn from rows of the split, which are positives alone"  # with data.negatives
 DEFAULT_ROWS, DEFAULT_SECONDS = 200_000, 30  # of each split, and for all baselines, unless baselines=true

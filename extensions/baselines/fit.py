@@ -4,7 +4,6 @@ scikit-learn takes seconds to import, so only the process that fits does so.
 """
 
 import importlib.util
-import logging
 import multiprocessing
 import time
 import warnings
@@ -23,6 +22,7 @@ from common import signals
 from common.documents import Number, OpenDocument
 from common.errors import UserError
 from common.keys import MISSING, key
+from common.log import log
 from data_prep.codec.values import Bags, join, offsets_of
 from data_prep.dataset.format import Manifest, open_shard, sample_split, splitmix64
 
@@ -183,8 +183,6 @@ def _bag_means(values: NDArray[np.float64], bags: Bags, empty: float) -> NDArray
     sums = np.bincount(rows, weights=values, minlength=len(lengths))
     return np.where(lengths > 0, sums / np.maximum(lengths, 1), empty)
 
-
-log = logging.getLogger("clickwork")
 
 Preds = NDArray[np.float64]
 STRENGTHS = [0.01, 0.1, 1.0]  # values for logistic regression's C, the inverse weight of L2

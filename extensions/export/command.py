@@ -5,7 +5,6 @@ compared with the model before it gets its name.
 """
 
 import json
-import logging
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,9 +20,8 @@ from app.runtime.platform import Runtime
 from app.training import checkpointer
 from common.cli import EXIT_DONE
 from common.errors import UserError
+from common.log import log
 from extensions.export.documents import ExportConfig
-
-log = logging.getLogger("clickwork")
 
 ONNX_PACKAGES = ("onnxruntime", "onnxscript")
 

@@ -14,7 +14,6 @@ its r-th equal part. So a place in the order is one integer. A batch's `sparse_f
 and B bags of one id for each candidate table. A padded sample has ids 0 and an empty history.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -40,6 +39,7 @@ from app.training.checkpointer import TrainedRun
 from common.errors import OwnError, UserError
 from common.extensions import keys_of_extension
 from common.jit import Int, jit
+from common.log import log
 from data_prep.codec.files import NewRows, Shape
 from data_prep.codec.values import offsets_of, text_key
 from data_prep.dataset.format import Manifest, shard_path
@@ -365,7 +365,6 @@ def hash_rows(columns: NDArray[np.int64], rows: int, out: NDArray[np.int32]) -> 
         out[i] = state % np.uint64(rows)
 
 
-log = logging.getLogger("clickwork")
 # Candidates of a batch to rank, and positions of its sequences: fixed, because sums over equal shapes have one order.
 MOST_CANDIDATES, PIECE_POSITIONS = 256, 1 << 16
 

@@ -11,7 +11,6 @@ vector of width `dim`, and layers of attention mix them. The candidates' last ve
 Shapes in the model: B sequences as above, one for each sample, E events of all histories, D embedding_dim, G = `dim`.
 """
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,11 +26,10 @@ from app.config.app_config import AppConfig
 from app.model.embeddings import Features, TableArch, TableInitRange, TableSpec, row_collection
 from common.errors import last_line
 from common.extensions import keys_of_extension
+from common.log import log
 from extensions.sequences.event_log import SequenceLayout, Sequences
 from extensions.sequences.events import CANDIDATE, EventSchema
 from extensions.sequences.keys import Attention, HSTUConfig, SequencesConfig, triton_problem
-
-log = logging.getLogger("clickwork")
 
 CHUNK_BYTES = 4 << 20  # scores held at a time: small enough for the cache, since they are read several times
 LENGTHS_ALIKE = 1.25  # length of a bucket's longest sequence over its shortest; limits the computation on padding
