@@ -42,7 +42,6 @@ from app.record.provenance import describe_run
 from app.runtime import platform
 from app.runtime.platform import READING, Runtime
 from app.training import session
-from common.cli import EXIT_DONE
 from common.documents import Json, encode, read_document
 from common.errors import UserError
 from common.files import write_atomically
@@ -100,15 +99,14 @@ class Case(NamedTuple):
     flops: int
 
 
-def main(config: BenchConfig) -> int:
-    """Measure as configured, or compare what was measured; return the exit status."""
+def main(config: BenchConfig) -> None:
+    """Measure as configured, or compare what was measured."""
     if config.compare:
         print(comparison(config.compare))
-        return EXIT_DONE
+        return
     with platform.joined(config, READING) as runtime:
         require_graphs(config.runtime, runtime.device.type)
         _measure(config, shape_of(config, runtime.world_size), runtime)
-    return EXIT_DONE
 
 
 def _measure(config: BenchConfig, shape: Shape, runtime: Runtime) -> None:

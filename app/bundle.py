@@ -14,13 +14,11 @@ from pathlib import Path
 
 from app.config.commands import BundleConfig
 from app.replay import write_bundle
-from common.cli import EXIT_DONE
 from common.log import log
 
 
-def main(config: BundleConfig) -> int:
-    """Write the file; return the exit status."""
+def main(config: BundleConfig) -> None:
+    """Write the file."""
     run = Path(config.run)
     out = Path(config.out or f"{run}.bundle")
     log.info("bundle: %s: %d bytes; elsewhere: clickwork verify bundle=%s", out, write_bundle(run, out), out.name)
-    return EXIT_DONE

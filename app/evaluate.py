@@ -32,8 +32,8 @@ from common.files import write_atomically
 from data_prep.encoding import Encoder, read_new_rows
 
 
-def main(config: EvaluateConfig) -> int:
-    """Evaluate as configured; return the exit status."""
+def main(config: EvaluateConfig) -> None:
+    """Evaluate as configured."""
     directory = Path(config.run)
     trained = checkpointer.trained_config(directory, config.runtime, config.data.path)
     batch_size = config.global_batch_size or trained.eval.global_batch_size
@@ -70,7 +70,6 @@ def main(config: EvaluateConfig) -> int:
             if config.out:
                 write_atomically(Path(config.out), text.encode())
             print(text, end="")
-    return 0
 
 
 def _measure(run: TrainedRun, effective: AppConfig, runtime: Runtime, config: EvaluateConfig, split: str) -> Json:

@@ -34,14 +34,13 @@ from app.scoring import (
 from app.training import checkpointer, predictor
 from app.training.checkpointer import TrainedRun
 from app.training.predictor import task_of
-from common.cli import EXIT_DONE
 from common.errors import UserError
 from common.files import write_atomically
 from data_prep.encoding import Encoder, read_new_rows
 
 
-def main(config: RecommendConfig) -> int:
-    """Rank as configured; return the exit status."""
+def main(config: RecommendConfig) -> None:
+    """Rank as configured."""
     directory = Path(config.run)
     trained = checkpointer.trained_config(directory, config.runtime, config.data.path)
     validate(trained)
@@ -72,7 +71,6 @@ def main(config: RecommendConfig) -> int:
                 text = scoring.to_json(ranked, about) if is_json else scoring.to_csv(ranked)
                 write_atomically(Path(config.out), text.encode())
             log_unknown(unknown, len(scored.names))
-    return EXIT_DONE
 
 
 def score_rows(config: RecommendConfig, trained: AppConfig, run: TrainedRun, runtime: Runtime) -> Scored:

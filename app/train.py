@@ -220,8 +220,9 @@ def main(config: AppConfig) -> int:
             require_same_program(config, runtime)
             record = RunDirectory(Path(config.run.dir), runtime.rank)
             try:
+                status = EXIT_DONE
                 if only_built:
-                    status = meta_build.write(config, runtime, record, began)
+                    meta_build.write(config, runtime, record, began)
                 else:
                     status = _train(config, runtime, record, began, seconds)
             finally:

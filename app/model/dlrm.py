@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,8 @@ from app.model.embeddings import Features, TableArch, make_sparse_arch
 from app.model.layers import BatchNorm, Dropout, Order, make_interaction, mlp
 from common.errors import UserError
 
-
-class Loss(Protocol):
-    """The loss of logits and labels (0 or 1), float32 of one shape, a scalar; weights: of each sample, if any."""
-
-    def __call__(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None, /) -> Tensor: ...
+# The loss of logits and labels (0 or 1), float32 of one shape, and any samples' weights: a scalar.
+Loss: TypeAlias = Callable[..., Tensor]
 
 
 def make_loss(config: LossConfig, factor: float = 1.0, task: Task = CLICK, mean_weight: float = 1.0) -> Loss:

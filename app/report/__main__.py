@@ -19,12 +19,11 @@ from app.config.commands import ReportConfig
 from app.report.compare import Comparison, page_name
 from app.report.page import write_page, write_report
 from app.report.read import read_run, refusing_other_versions
-from common.cli import EXIT_DONE
 from common.errors import UserError
 
 
-def main(config: ReportConfig) -> int:
-    """Write the requested report and print its path; return the exit status."""
+def main(config: ReportConfig) -> None:
+    """Write the requested report and print its path."""
     logging.basicConfig(format="%(message)s")
     directories = [Path(run) for run in config.runs]
     if not directories:
@@ -33,7 +32,7 @@ def main(config: ReportConfig) -> int:
         raise UserError(f"runs={config.runs}: names a run twice")
     if len(directories) == 1:
         print(write_report(directories[0], Path(config.out) if config.out else None))
-        return EXIT_DONE
+        return
     runs = [read_run(path) for path in directories]
     path = Path(config.out) if config.out else directories[0].parent / page_name(directories)
     with refusing_other_versions(f"[{','.join(config.runs)}]"):
@@ -42,4 +41,3 @@ def main(config: ReportConfig) -> int:
     for _, sentence in sentences:
         print(sentence)
     print(write_page(path, page))
-    return EXIT_DONE

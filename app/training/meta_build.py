@@ -20,7 +20,6 @@ from app.runtime.platform import Runtime
 from app.sharding import planner
 from app.training import recorder
 from app.training.state import RunState
-from common.cli import EXIT_DONE
 from common.errors import UserError
 from common.keys import to_plain
 from common.log import log
@@ -58,8 +57,8 @@ def parameter_counts(model: nn.Module) -> dict[str, int]:
     return {"embedding": embedding, "dense": total - embedding, "total": total}
 
 
-def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: float) -> int:
-    """Write the directory of a run of no steps; a collective call. Return the exit status.
+def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: float) -> None:
+    """Write the directory of a run of no steps; a collective call.
 
     began: time.perf_counter() when the command began.
 
@@ -86,7 +85,6 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
         f"{counts['total']:,}",
         f"{counts['embedding']:,}",
     )
-    return EXIT_DONE
 
 
 def published_arch(config: AppConfig) -> tuple[TableArch, dict[str, float], Features]:

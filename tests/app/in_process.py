@@ -123,4 +123,4 @@ def command_here(runtime: Runtime, name: str, *overrides: str) -> int:
     with _environment(), _logging(), pytest.MonkeyPatch.context() as patched:
         patched.setattr(platform, "joined", joined)
         patched.setattr(sys, "argv", [f"app.{name}", *overrides])
-        return load(command.function)(config)
+        return load(command.function)(config) or 0
