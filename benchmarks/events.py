@@ -16,7 +16,7 @@ import tempfile
 import time
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -103,12 +103,7 @@ def measure_reading(root: Path, history: int, order: AnchorOrder, rounds: int) -
         lengths = [batch.inputs_of_model.history_lengths for batch in batches if batch.inputs_of_model is not None]
         rates.append(BATCH * len(lengths) / (time.perf_counter() - began))
         mean = float(np.mean(lengths))
-    return {
-        "history": history,
-        "order": order.value,
-        "mean_length": mean,
-        "samples_per_second": float(np.median(rates[1:])),
-    }
+    return {"history": history, "order": order, "mean_length": mean, "samples_per_second": float(np.median(rates[1:]))}
 
 
 def main() -> None:
@@ -127,7 +122,7 @@ def main() -> None:
         results: dict[str, Any] = {"prepare": measure_preparation(Path(directory), arguments), "read": []}
         print(json.dumps(results["prepare"], indent=1))
         for history in (200, 4_086):
-            for order in AnchorOrder:
+            for order in get_args(AnchorOrder):
                 results["read"].append(measure_reading(Path(directory) / "out", history, order, arguments.rounds))
                 print(json.dumps(results["read"][-1]))
     write_result(arguments, results)

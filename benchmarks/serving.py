@@ -33,7 +33,6 @@ from app.model.embeddings import make_sparse_arch
 from benchmarks.peers.rows import DENSE_ARCH, DIM, NUM_DENSE, NUM_SPARSE, OVER_ARCH
 from benchmarks.result_file import write_result
 from extensions.export.directory import ServedModel
-from extensions.export.documents import TablePrecision
 
 CPU = torch.device("cpu")
 Model = Callable[[torch.Tensor, torch.Tensor], object]
@@ -77,7 +76,7 @@ def exported_models(rows: int) -> dict[str, Model]:
     config = ModelConfig(embedding_dim=DIM, dense_arch=[*DENSE_ARCH], over_arch=[*OVER_ARCH])
     num_embeddings = dict.fromkeys(FEATURES, rows)
     runs: dict[str, Model] = {}
-    for precision in (TablePrecision.fp32, TablePrecision.int8):
+    for precision in ("fp32", "int8"):
         torch.manual_seed(0)
         arch = make_sparse_arch(config, num_embeddings, [])
         model = DLRM(config, NUM_DENSE, NUM_SPARSE, arch)
@@ -86,7 +85,7 @@ def exported_models(rows: int) -> dict[str, Model]:
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter.data, std=0.1)
         graph = ServedModel(model.eval(), NUM_DENSE, num_embeddings, [], precision)
-        runs[f"onnx_{precision.value}"] = _onnx_model(graph)
+        runs[f"onnx_{precision}"] = _onnx_model(graph)
     return runs
 
 

@@ -22,9 +22,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,12 +49,8 @@ from data_prep.job import claim_work, publish, refuse_foreign_files
 from data_prep.lookup import transform_dense
 from data_prep.stages.write import FIELD_BYTES
 
-
-class ExchangeFormat(Enum):
-    """Formats of other programs, described above."""
-
-    npy = "npy"
-    bin = "bin"
+# Formats of other programs, described above.
+ExchangeFormat: TypeAlias = Literal["npy", "bin"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,7 @@ class ExchangeConfig:
 
     to: str | None = key(None, "directory to export to")
     source: str | None = key(None, "directory to import from")
-    format: ExchangeFormat = key(ExchangeFormat.npy, "format of the other program's files")
+    format: ExchangeFormat = key("npy", "format of the other program's files")
 
 
 @dataclass(frozen=True)
@@ -371,17 +366,17 @@ def main(config: InterchangeConfig) -> int:
     root, exchange = Path(config.data.path), config.exchange
     if (exchange.to is None) == (exchange.source is None):
         raise UserError("exchange: give either exchange.to, to export, or exchange.source, to import")
-    imports_bin = exchange.source is not None and exchange.format is ExchangeFormat.bin
+    imports_bin = exchange.source is not None and exchange.format == "bin"
     if config.data.dense_transform is not None and not imports_bin:
         raise UserError("data.dense_transform: has no effect but where exchange.format=bin is imported; leave it out")
     directory = Path(exchange.to or exchange.source or "")
     try:
         if exchange.to is not None:
             manifest = load_rows_manifest(root)
-            export = export_bin if exchange.format is ExchangeFormat.bin else export_npy
+            export = export_bin if exchange.format == "bin" else export_npy
             print(f"{directory}: {len(export(root, manifest, directory))} files of {manifest.rows:,} rows")
             return EXIT_DONE
-        is_bin = exchange.format is ExchangeFormat.bin
+        is_bin = exchange.format == "bin"
         manifest = import_bin(directory, root, config.data.dense_transform) if is_bin else import_npy(directory, root)
     except OSError as error:
         reason = error.strerror or str(error)

@@ -56,7 +56,7 @@ def _write_directory(config: ExportConfig, trained: AppConfig, runtime: Runtime)
         "checkpoint": run.path.name,
         "step": run.state.step,
         "dataset_digest": run.manifest.digest,
-        "tables": config.tables.value,
+        "tables": config.tables,
         "dense_features": run.manifest.schema["dense"],
         "sparse_features": run.manifest.num_embeddings,
         "tolerance": config.tolerance,
@@ -73,7 +73,7 @@ def _write_directory(config: ExportConfig, trained: AppConfig, runtime: Runtime)
         config.out,
         size / 1e6,
         run.state.step,
-        config.tables.value,
+        config.tables,
         difference,
     )
     properties = {key: getattr(exported, key) for key in ("tables", "imports", "inputs", "outputs", "model")}

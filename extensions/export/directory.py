@@ -85,7 +85,7 @@ def load_model(checkpoint: Path, config: AppConfig, manifest: Manifest) -> DLRM:
     """Return a checkpoint's model, whole, with tables in fp32. Raise UserError for a checkpoint that does not fit."""
     model = make_whole_model(config, manifest)
     read_tensors(checkpoint, {"model": model.state_dict()})
-    round_tables(model, TablePrecision.fp32)
+    round_tables(model, "fp32")
     return model.eval().requires_grad_(False)
 
 
@@ -96,16 +96,16 @@ def packed_rows(weight: Tensor, precision: TablePrecision) -> tuple[Tensor, Tens
     integers round((x - bias) / scale) within [0, 255].
     """
     weight = weight.detach().float().contiguous()
-    if precision is TablePrecision.fp32:
+    if precision == "fp32":
         return weight, None
     bias, high = weight.amin(dim=1).half(), weight.amax(dim=1)
-    kept = weight.half() if precision is TablePrecision.fp16 else torch.cat([bias, ((high - bias) / 255).half()])
+    kept = weight.half() if precision == "fp16" else torch.cat([bias, ((high - bias) / 255).half()])
     if not kept.isfinite().all():
         raise UserError(
-            f"tables={precision.value}: a table has values up to {weight.abs().max().item():.4g}, and fp16 ends at "
+            f"tables={precision}: a table has values up to {weight.abs().max().item():.4g}, and fp16 ends at "
             "65,504, which they, or of integers their rows' minimum and range, are kept in; use tables=fp32"
         )
-    if precision is TablePrecision.fp16:
+    if precision == "fp16":
         return kept, None
     fused = torch.ops.fbgemm.FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf(weight, 8)
     return fused[:, :-4], fused[:, -4:].contiguous().view(torch.float16)

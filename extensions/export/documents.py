@@ -1,8 +1,8 @@
 """Description of an export: manifest.json of its directory. Needs no torch."""
 
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from app.config.commands import CHECKPOINT, CORRECT_SAMPLING, DatasetConfig
 from app.config.train import RuntimeConfig
@@ -12,11 +12,8 @@ from common.errors import UserError
 from common.files import FileDigest
 from common.keys import MISSING, key, require_place
 
-
-class TablePrecision(Enum):
-    """Precision of tables; int8 has a scale and a bias in fp16 per row. Arithmetic is always fp32."""
-
-    fp32, fp16, int8 = "fp32", "fp16", "int8"
+# Precision of tables; int8 has a scale and a bias in fp16 per row. Arithmetic is always fp32.
+TablePrecision: TypeAlias = Literal["fp32", "fp16", "int8"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class ExportConfig:
         "a new directory with model.onnx, the encoder and score.py, for raw rows (needs onnxruntime and onnxscript)",
         example="exports/quickstart",
     )
-    tables: TablePrecision = key(TablePrecision.fp32, "precision of tables")
+    tables: TablePrecision = key("fp32", "precision of tables")
     checkpoint: str | None = key(None, CHECKPOINT, example="last")
     export: DirectoryConfig = field(default_factory=DirectoryConfig)
     data: DatasetConfig = field(default_factory=DatasetConfig)

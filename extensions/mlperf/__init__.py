@@ -1,8 +1,7 @@
 """MLPerf Training's log of a run, mllog.txt (docs/recipes.md)."""
 
 from dataclasses import dataclass, replace
-from enum import Enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from app.config.kinds import TrackerKind
 from common.command import later
@@ -16,11 +15,8 @@ if TYPE_CHECKING:
 BENCHMARKS = {"mlperf_v1": "dlrm", "mlperf_v2": "dlrm_dcnv2", "mlperf_v4": "dlrmv4"}
 
 
-class MLPerfDivision(Enum):
-    """Divisions. closed: MLPerf's own model, data and target; open: anything else."""
-
-    closed = "closed"
-    open = "open"
+# Divisions. closed: MLPerf's own model, data and target; open: anything else.
+MLPerfDivision: TypeAlias = Literal["closed", "open"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,7 @@ def fill_defaults(config: "AppConfig") -> MLPerfConfig:
     return replace(
         keys,
         benchmark=keys.benchmark or benchmark or "dlrm_dcnv2",
-        division=keys.division or (MLPerfDivision.closed if is_closed else MLPerfDivision.open),
+        division=keys.division or ("closed" if is_closed else "open"),
     )
 
 

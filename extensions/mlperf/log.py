@@ -200,7 +200,7 @@ class MLPerf:
         values = {
             keys.SUBMISSION_BENCHMARK: submission.benchmark,
             keys.SUBMISSION_ORG: submission.organization,
-            keys.SUBMISSION_DIVISION: submission.division and submission.division.value,
+            keys.SUBMISSION_DIVISION: submission.division,
             keys.SUBMISSION_PLATFORM: submission.platform,
             keys.SUBMISSION_STATUS: submission.status,
             keys.SEED: config.train.seed,

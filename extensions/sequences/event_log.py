@@ -58,14 +58,7 @@ from extensions.sequences.events import (
     known_items,
     open_events,
 )
-from extensions.sequences.keys import (
-    AnchorOrder,
-    AttentionScale,
-    CandidateTime,
-    HistoryKind,
-    SequencesConfig,
-    WindowRest,
-)
+from extensions.sequences.keys import SequencesConfig
 
 T = TypeVar("T")
 
@@ -429,7 +422,7 @@ class EventLog:
         self.features |= {CANDIDATE + name: name for name in schema.sequence_tables}
         actions, quota = len(schema.actions), config.history_length
         masks = [(1 << actions) - 1]
-        if config.history is HistoryKind.interleaved:  # each action is a kind of its own
+        if config.history == "interleaved":  # each action is a kind of its own
             masks, quota = [1 << bit for bit in range(actions)], max(1, quota // actions)
         max_history = min(config.max_history or config.scan_events, room)
         self._rule = HistoryRule(np.array(masks, np.uint8), quota, config.scan_events, max_history)
@@ -532,7 +525,7 @@ class EventLog:
         lengths = [*([single] * len(contexts)), *([per_sample] * len(histories.ids)), *([single] * len(candidates))]
         reference_times = times.copy()
         # MLPerf counts ages from the history's last event; without a history only the candidate has a time.
-        if self.config.candidate_time is CandidateTime.history:
+        if self.config.candidate_time == "history":
             has_history, ends = histories.lengths > 0, offsets_of(histories.lengths)
             reference_times[has_history] = histories.times[ends[1:][has_history] - 1]
         sequences = Sequences(
@@ -551,10 +544,10 @@ class EventLog:
         lengths: of this process's histories. global_positions: the samples of all processes.
         """
         scale, longest = self.config.hstu.attention_scale, int(lengths.max(initial=0))
-        if scale is AttentionScale.max_seq_len:
+        if scale == "max_seq_len":
             return float(self.config.hstu.max_seq_len)
         # The longest history of all processes makes their numbers those of one process.
-        if scale is AttentionScale.global_batch and len(global_positions) > len(lengths):
+        if scale == "global_batch" and len(global_positions) > len(lengths):
             users = self.anchors.users_of(global_positions)
             longest = int(longest_history(self.events, global_positions, users, self._rule))
         return float(longest + self._other_positions)
@@ -598,7 +591,7 @@ class EventSplit:
 
     def train_batches(self, global_batch_size: int, seed: int, epoch: int, first: int) -> Iterator[Batch]:
         """Yield this process's parts of the epoch's global batches from number `first` on."""
-        key = (seed, epoch) if self.log.config.order is AnchorOrder.shuffled else None
+        key = (seed, epoch) if self.log.config.order == "shuffled" else None
         numbers = range(first, self.num_batches(global_batch_size))
         return self._batches(global_batch_size, numbers, self._starts(global_batch_size), key)
 
@@ -642,7 +635,7 @@ class EventSplit:
 
         With sequences.rest=drop a window's samples beyond its last whole global batch have no place.
         """
-        is_cut = self.log.config.rest is WindowRest.drop
+        is_cut = self.log.config.rest == "drop"
         return offsets_of(self._counts // global_batch_size * global_batch_size if is_cut else self._counts)
 
 

@@ -91,7 +91,7 @@ def attend(
 
     candidates_only: queries [B, H, A] and result [B, H, V] are the candidates' alone.
     """
-    strategies = {Attention.auto: attend_by_best, Attention.triton: attend_by_triton}
+    strategies = {"auto": attend_by_best, "triton": attend_by_triton}
     return strategies.get(strategy, attend_bucketed)(q, k, v, layout, candidates_only)
 
 

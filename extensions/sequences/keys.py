@@ -3,72 +3,31 @@
 import importlib.util
 import os
 from dataclasses import dataclass, field
-from enum import Enum
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from common.errors import UserError
 from common.extensions import keys_of_extension
 from common.keys import key, keys_of, shown
 
-
-class Attention(Enum):
-    """Strategies of attention, all with the same results.
-
-    bucketed: groups by length and in chunks, with bounded memory; triton: kernels for GPUs, without padding. auto:
-    triton on CUDA where it is installed and agrees with bucketed on the first batch, else bucketed.
-    """
-
-    auto = "auto"
-    bucketed = "bucketed"
-    triton = "triton"
-
-
-class AttentionScale(Enum):
-    """N, the divisor of attention. It is part of the model, so serving must repeat it.
-
-    batch: longest sequence of a process's batch (MLPerf's reference); global_batch: of all processes' batches, so that
-    their number does not matter; max_seq_len: always that key's value, so that a score depends only on the sample.
-    """
-
-    batch = "batch"
-    global_batch = "global_batch"
-    max_seq_len = "max_seq_len"
-
-
-class HistoryKind(Enum):
-    """Events of a history.
-
-    interleaved: the last events of each action, in equal numbers, merged by time, as in MLPerf's DLRMv4; last_n: the
-    last events of any action.
-    """
-
-    interleaved = "interleaved"
-    last_n = "last_n"
-
-
-class CandidateTime(Enum):
-    """Time of a candidate, the reference for ages of events and for the time of day.
-
-    history: time of the history's last event, as in MLPerf's DLRMv4; own: its own, which reveals the gap to that event.
-    """
-
-    history = "history"
-    own = "own"
-
-
-class AnchorOrder(Enum):
-    """Order of samples in a window. user: by user, then time; shuffled: by seed, epoch and window."""
-
-    user = "user"
-    shuffled = "shuffled"
-
-
-class WindowRest(Enum):
-    """Use of a window's samples that fill no batch. carry: they begin the next window's first batch; drop: left out."""
-
-    carry = "carry"
-    drop = "drop"
+# Strategies of attention, all with the same results. bucketed: groups by length and in chunks, with bounded memory;
+# triton: kernels for GPUs, without padding. auto: triton on CUDA where it is installed and agrees with bucketed on the
+# first batch, else bucketed.
+Attention: TypeAlias = Literal["auto", "bucketed", "triton"]
+# N, the divisor of attention. It is part of the model, so serving must repeat it. batch: longest sequence of a
+# process's batch (MLPerf's reference); global_batch: of all processes' batches, so that their number does not matter;
+# max_seq_len: always that key's value, so that a score depends only on the sample.
+AttentionScale: TypeAlias = Literal["batch", "global_batch", "max_seq_len"]
+# Events of a history. interleaved: the last events of each action, in equal numbers, merged by time, as in MLPerf's
+# DLRMv4; last_n: the last events of any action.
+HistoryKind: TypeAlias = Literal["interleaved", "last_n"]
+# Time of a candidate, the reference for ages of events and for the time of day. history: time of the history's last
+# event, as in MLPerf's DLRMv4; own: its own, which reveals the gap to that event.
+CandidateTime: TypeAlias = Literal["history", "own"]
+# Order of samples in a window. user: by user, then time; shuffled: by seed, epoch and window.
+AnchorOrder: TypeAlias = Literal["user", "shuffled"]
+# Use of a window's samples that fill no batch. carry: they begin the next window's first batch; drop: left out.
+WindowRest: TypeAlias = Literal["carry", "drop"]
 
 
 @dataclass(frozen=True)
@@ -95,8 +54,8 @@ class HSTUConfig:
     position_bound: float | None = key(
         None, "bound of the uniform initial values of these vectors; null: 1/sqrt(their number)", above=0
     )
-    attention: Attention = key(Attention.auto, "strategy of its computation; auto: triton on CUDA, else bucketed")
-    attention_scale: AttentionScale = key(AttentionScale.global_batch, "divisor of attention")
+    attention: Attention = key("auto", "strategy of its computation; auto: triton on CUDA, else bucketed")
+    attention_scale: AttentionScale = key("global_batch", "divisor of attention")
     loss_weight: float = key(1.0, "factor of the loss; MLPerf's reference has 0.2", above=0)
 
 
@@ -109,11 +68,11 @@ class SequencesConfig:
     )
     window_seconds: int | None = key(None, "length of the windows of time; null: the dataset's own", at_least=1)
     eval_window: int | None = key(None, "window to evaluate; training uses those before it; null: the last", at_least=1)
-    order: AnchorOrder = key(AnchorOrder.user, "order of samples inside a window")
-    rest: WindowRest = key(WindowRest.carry, "use of samples that fill no batch at a window's end")
-    history: HistoryKind = key(HistoryKind.interleaved, "earlier events that form a history")
+    order: AnchorOrder = key("user", "order of samples inside a window")
+    rest: WindowRest = key("carry", "use of samples that fill no batch at a window's end")
+    history: HistoryKind = key("interleaved", "earlier events that form a history")
     history_length: int = key(200, "events of a history; interleaved: divided by the number of actions", at_least=1)
-    candidate_time: CandidateTime = key(CandidateTime.history, "reference time for ages and the time of day")
+    candidate_time: CandidateTime = key("history", "reference time for ages and the time of day")
     scan_events: int = key(20_000, "events before a sample among which its history is searched", at_least=1)
     tasks: list[str] = key([], "actions to predict besides the label; their losses are added")
     max_history: int | None = key(None, "number of last events to which a history is cut; null: not cut", at_least=1)
@@ -154,7 +113,7 @@ def triton_problem(device_type: str) -> str | None:
 def require_device(config: object, device_type: str) -> None:
     """Raise UserError if the device cannot compute the configured attention."""
     attention = keys_of_extension(config, SequencesConfig).hstu.attention
-    if attention is Attention.triton and (problem := triton_problem(device_type)):
+    if attention == "triton" and (problem := triton_problem(device_type)):
         raise UserError(f"sequences.hstu.attention=triton: {problem}")
 
 

@@ -2,31 +2,19 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from app.config.kinds import TableForms
 from common.command import later
 from common.extensions import Core, KeyGroup
 from common.keys import key, shown
 
-
-class TableKind(Enum):
-    """One row per category; quotient–remainder (Shi et al. 2019); mixed-dimension (Ginart et al. 2019)."""
-
-    plain, qr, mixed_dimension = "plain", "qr", "mixed_dimension"
-
-
-class QROperation(Enum):
-    """Combinations of a quotient's and a remainder's row; pooled_mult multiplies after pooling, the others before."""
-
-    mult, add, concat, pooled_mult = "mult", "add", "concat", "pooled_mult"
-
-
-class RowWeights(Enum):
-    """Weights of a bag's rows: one per category, trained or not."""
-
-    learned, fixed = "learned", "fixed"
+# One row per category; quotient–remainder (Shi et al. 2019); mixed-dimension (Ginart et al. 2019).
+TableKind: TypeAlias = Literal["plain", "qr", "mixed_dimension"]
+# Combinations of a quotient's and a remainder's row; pooled_mult multiplies after pooling, the others before.
+QROperation: TypeAlias = Literal["mult", "add", "concat", "pooled_mult"]
+# Weights of a bag's rows: one per category, trained or not.
+RowWeights: TypeAlias = Literal["learned", "fixed"]
 
 
 @dataclass(frozen=True)
@@ -69,14 +57,14 @@ def faults(levels: Mapping[str, Any], resolved: Mapping[str, Any], embedding_dim
         kinds = [table.kind for table in users]
         ruled = [table.kind for table in users if table.dim is None]  # whose width is not given
         for names, kind, with_use in (
-            (("qr_operation", "qr_collisions"), TableKind.qr, kinds),
-            (("dim",), TableKind.mixed_dimension, kinds),
-            (("alpha", "power_of_2"), TableKind.mixed_dimension, ruled),
+            (("qr_operation", "qr_collisions"), "qr", kinds),
+            (("dim",), "mixed_dimension", kinds),
+            (("alpha", "power_of_2"), "mixed_dimension", ruled),
         ):
             for name in names:
                 value = getattr(level, name, None)
                 if value is not None and kind not in with_use:
-                    yield f"{path}.{name}={shown(value)}: has no effect without kind={kind.value}"
+                    yield f"{path}.{name}={shown(value)}: has no effect without kind={kind}"
         weights_path = getattr(level, "row_weights_path", None)
         if weights_path is not None and resolved[path].row_weights is None:
             yield f"{path}.row_weights_path={weights_path}: has no effect without row_weights=learned or fixed"
@@ -85,18 +73,18 @@ def faults(levels: Mapping[str, Any], resolved: Mapping[str, Any], embedding_dim
                 f"{path}.dim={level.dim}: must be a multiple of 4 (FBGEMM), at most model.embedding_dim={embedding_dim}"
             )
     tables = levels["model.tables"]
-    if tables.min_rows is not None and resolved["model.tables"].kind in (None, TableKind.plain):
+    if tables.min_rows is not None and resolved["model.tables"].kind in (None, "plain"):
         yield f"model.tables.min_rows={tables.min_rows}: has no effect with model.tables.kind=plain"
     for path, table in resolved.items():
-        operation = table.qr_operation if table.kind is TableKind.qr else None
+        operation = table.qr_operation if table.kind == "qr" else None
         if table.row_weights is not None and table.pooling == "mean":
-            yield f"{path}.row_weights={table.row_weights.value}: not with pooling=mean; use pooling=sum"
-        if operation is QROperation.pooled_mult and table.row_weights is not None:
+            yield f"{path}.row_weights={table.row_weights}: not with pooling=mean; use pooling=sum"
+        if operation == "pooled_mult" and table.row_weights is not None:
             yield (
                 f"{path}.qr_operation=pooled_mult: pools before it multiplies, so row_weights cannot weight products; "
                 "use qr_operation=mult"
             )
-        if operation is QROperation.concat and embedding_dim % 8:
+        if operation == "concat" and embedding_dim % 8:
             yield (
                 f"model.tables.qr_operation=concat: model.embedding_dim={embedding_dim} does not divide into two "
                 "halves that are multiples of 4 (FBGEMM)"

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from app.model.embeddings import (
     uniform_range,
 )
 from common.errors import UserError
-from extensions.special_tables import QROperation, RowWeights, TableKind
+from extensions.special_tables import QROperation, RowWeights
 
 # The bound is facebookresearch/dlrm's.
 DEFAULT_MIN_ROWS, DEFAULT_ALPHA, DEFAULT_COLLISIONS = 200, 0.3, 4
@@ -56,31 +56,31 @@ def embedding(
     tables: Any = config.tables
     settings: Any = settings_of(config.tables, name)
     override: Any = override_of(config.tables, name)
-    kind, height = settings.kind or TableKind.plain, rows[name]
+    kind, height = settings.kind or "plain", rows[name]
     # An override that names a kind applies at any size.
     if override.kind is None and height <= (DEFAULT_MIN_ROWS if tables.min_rows is None else tables.min_rows):
-        kind = TableKind.plain
+        kind = "plain"
     plain = plain_embedding(config, name, features, rows, is_multi_hot)
-    if kind is TableKind.plain and settings.row_weights is None:
+    if kind == "plain" and settings.row_weights is None:
         return plain
-    if settings.row_weights is RowWeights.fixed and override.row_weights_path is None:
+    if settings.row_weights == "fixed" and override.row_weights_path is None:
         raise UserError(
             f"model.tables.overrides.{name}.row_weights_path=null: fixed weights come from a file; without one they "
             "are all 1, which is row_weights=null"
         )
     width = config.embedding_dim
-    if kind is TableKind.mixed_dimension and settings.dim is not None:
+    if kind == "mixed_dimension" and settings.dim is not None:
         width = settings.dim
-    elif kind is TableKind.mixed_dimension:
+    elif kind == "mixed_dimension":
         alpha = DEFAULT_ALPHA if tables.alpha is None else tables.alpha
         rule_widths = alpha_rule(list(rows.values()), config.embedding_dim, alpha, tables.power_of_2 is not False)
         width = storable_width(rule_widths[list(rows).index(name)], config.embedding_dim)
-    operation = (settings.qr_operation or QROperation.mult) if kind is TableKind.qr else None
-    collisions = (settings.qr_collisions or DEFAULT_COLLISIONS) if kind is TableKind.qr else 1
+    operation = (settings.qr_operation or "mult") if kind == "qr" else None
+    collisions = (settings.qr_collisions or DEFAULT_COLLISIONS) if kind == "qr" else 1
     # The rows and the width of each table, by its name.
     shapes = {f"t_{name}": (height, width)}
     if operation is not None:
-        dim = width // 2 if operation is QROperation.concat else width
+        dim = width // 2 if operation == "concat" else width
         shapes = {f"t_{name}_q": (-(-height // collisions), dim), f"t_{name}{REMAINDER}": (collisions, dim)}
     specs = []
     for number, (table, (table_rows, dim)) in enumerate(shapes.items()):
@@ -99,7 +99,7 @@ def embedding(
                 embedding_dim=dim,
                 init=init,
                 # The vector of a single id can be weighted or multiplied after pooling, which is faster than id by id.
-                by_id=is_multi_hot and (settings.row_weights is not None or operation is QROperation.mult),
+                by_id=is_multi_hot and (settings.row_weights is not None or operation == "mult"),
             )
         )
     return SpecialEmbedding(
@@ -109,7 +109,7 @@ def embedding(
         tables=tuple(specs),
         files=() if override.row_weights_path is None else (override.row_weights_path,),
         width=width,
-        operation=operation,
+        operation=cast(QROperation | None, operation),
         collisions=collisions,
         row_weights=settings.row_weights,
     )
@@ -182,7 +182,7 @@ class SpecialSparseArch(SparseArch):
             settings["kind=mixed_dimension"] = "plain (or qr)"
         for one in self.embeddings:
             if isinstance(one, SpecialEmbedding) and one.row_weights is not None:
-                settings[f"row_weights={one.row_weights.value}"] = "null"
+                settings[f"row_weights={one.row_weights}"] = "null"
         if len(self.rows):
             settings["qr_operation=mult"] = "add (or concat)"
         return settings
@@ -221,9 +221,9 @@ def _combine(operation: QROperation | None, first: Tensor, second: Tensor | None
     """Combine rows of quotients and remainders by the operation; without one, return the first."""
     if operation is None or second is None:
         return first
-    if operation is QROperation.add:
+    if operation == "add":
         return first + second
-    if operation is QROperation.concat:
+    if operation == "concat":
         return torch.cat([first, second], dim=-1)
     return first * second
 
@@ -248,7 +248,7 @@ class _RowWeights(nn.Module):
                     f"{one.rows} finite floating-point numbers"
                 )
             weight = torch.from_numpy(values.astype(np.float32)).unsqueeze(1)
-        if one.row_weights is RowWeights.learned:
+        if one.row_weights == "learned":
             self.weight = nn.Parameter(weight)
         else:
             self.register_buffer("weight", weight)
@@ -303,12 +303,12 @@ def served_vectors(
         quotients = torch.div(ids, one.collisions, rounding_mode="trunc")
         vectors = served.look_up(one.tables[0], quotients)
         second = served.look_up(one.tables[1], ids - quotients * one.collisions)
-    if one.operation is QROperation.pooled_mult:
+    if one.operation == "pooled_mult":
         vectors, second = served.pool_bags(vectors, mask, mean), served.pool_bags(second, mask, mean)
     vectors = _combine(one.operation, vectors, second)
     if one.row_weights is not None:
         vectors = vectors * arch.row_weights[one.key](ids)
-    if one.operation is not QROperation.pooled_mult:
+    if one.operation != "pooled_mult":
         vectors = served.pool_bags(vectors, mask, mean)
     projected: Tensor = arch.projections[one.key](vectors) if one.key in arch.projections else vectors
     return projected

@@ -241,12 +241,12 @@ def draw(interaction: str, number: int, layout: bool = False) -> Drawn:
         by_id = (optimizer.algorithm.fused_on_cpu or feature not in RAGGED) and not layout
         # Rows are summed, averaged or weighted, which stands for a third pooling in the names of cases.
         pooling = rng.choice(["sum", "mean", *(["weighted"] if by_id else [])])
-        kinds = [each for each in TableKind if not (layout and each is TableKind.mixed_dimension)]
-        kind = rng.choice([each.value for each in kinds])
+        kinds = [each for each in get_args(TableKind) if not (layout and each == "mixed_dimension")]
+        kind = rng.choice(kinds)
         settings = ["row_weights: learned" if pooling == "weighted" else f"pooling: {pooling}", f"kind: {kind}"]
         if kind == "qr":
-            operations = [each for each in QROperation if by_id or each is not QROperation.mult]
-            settings += [f"qr_operation: {rng.choice([each.value for each in operations])}", "qr_collisions: 3"]
+            operations = [each for each in get_args(QROperation) if by_id or each != "mult"]
+            settings += [f"qr_operation: {rng.choice(operations)}", "qr_collisions: 3"]
         settings += ["dim: 4"] * (kind == "mixed_dimension")
         overrides.append(f"+model.tables.overrides.{feature}={{{', '.join(settings)}}}")
     return Drawn(optimizer, schedule, overrides)
@@ -257,7 +257,7 @@ def feature_of(embedding: Embedding, parameters: dict[str, Any]) -> Feature:
     names = {part: f"sparse_arch.{part}.{embedding.key}.weight" for part in ("row_weights", "projections")}
     weighted, operation = False, ""
     if isinstance(embedding, SpecialEmbedding):
-        weighted, operation = embedding.row_weights is not None, getattr(embedding.operation, "value", "")
+        weighted, operation = embedding.row_weights is not None, embedding.operation or ""
     return Feature(
         [table.name for table in embedding.tables],
         "mult" if weighted and "mult" in operation else operation or "plain",
@@ -312,7 +312,7 @@ def test_every_part_is_drawn() -> None:
     assert {case.optimizer for case in cases} == set(OptimizerName)
     assert {case.schedule for case in cases} == set(BY_STEP)
     text = " ".join(override for case in cases for override in case.overrides)
-    forms = [each.value for kind in (TableKind, QROperation) for each in kind]
+    forms = [*get_args(TableKind), *get_args(QROperation)]
     for word in (*forms, "mean", "row_weights", "max_grad_norm"):
         assert word in text
     exclusions = {"sum"}  # SHAPES, below

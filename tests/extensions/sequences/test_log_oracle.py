@@ -21,7 +21,7 @@ from data_prep.dataset.format import load_manifest
 from data_prep.verify import verify_dataset
 from extensions.sequences.event_log import EventLog, EventSplit
 from extensions.sequences.events import ANCHOR_BIT, FLAG_BIT, known_items
-from extensions.sequences.keys import CandidateTime, HistoryKind, SequencesConfig
+from extensions.sequences.keys import SequencesConfig
 from tests.data_prep.conftest import prepare, run
 from tests.extensions.sequences.event_logs import opened
 from tests.extensions.sequences.log_oracle import (
@@ -303,7 +303,7 @@ def compare_samples(
     windows = windows_of(log, users, keys)
     expected = [[sample_of(log, user, place, keys, ids) for user, place in window] for window in windows]
     for window in [number for number, samples in enumerate(expected) if number and samples][-3:]:
-        kinds = {"history": HistoryKind(keys["history"]), "candidate_time": CandidateTime(keys["candidate_time"])}
+        kinds = {name: keys[name] for name in ("history", "candidate_time")}
         event_config = SequencesConfig(**keys | kinds, eval_window=window)
         events_log = EventLog(root, load_manifest(root), event_config)
         assert events_log.split("train", 0, 1).rows == sum(map(len, expected[:window]))

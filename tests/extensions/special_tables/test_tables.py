@@ -12,7 +12,6 @@ from torch import Tensor
 from app.config.model import ModelConfig, TableOverride, TablesConfig
 from app.model.embeddings import make_sparse_arch
 from common.errors import UserError
-from extensions.special_tables import QROperation, RowWeights, TableKind
 from extensions.special_tables.arch import SpecialEmbedding, SpecialSparseArch, alpha_rule, storable_width
 from tests import reference
 from tests.app.conftest import SMALL, Command
@@ -21,7 +20,7 @@ from tests.app.run_files import losses, summary
 from tests.app.training.test_resumption import KINDS
 from tests.error_lines import refused
 
-QR, MIXED = TableKind.qr, TableKind.mixed_dimension
+QR, MIXED = "qr", "mixed_dimension"
 
 
 def override(**keys: Any) -> TableOverride:
@@ -66,16 +65,16 @@ CASES = {
     "plain": override(),
     "mult": override(kind=QR),
     "mult by 7, mean": override(kind=QR, qr_collisions=7, pooling="mean"),
-    "add": override(kind=QR, qr_operation=QROperation.add),
-    "add, mean": override(kind=QR, qr_operation=QROperation.add, pooling="mean"),
-    "concat": override(kind=QR, qr_operation=QROperation.concat, qr_collisions=5),
-    "pooled_mult": override(kind=QR, qr_operation=QROperation.pooled_mult),
+    "add": override(kind=QR, qr_operation="add"),
+    "add, mean": override(kind=QR, qr_operation="add", pooling="mean"),
+    "concat": override(kind=QR, qr_operation="concat", qr_collisions=5),
+    "pooled_mult": override(kind=QR, qr_operation="pooled_mult"),
     "mixed": override(kind=MIXED, dim=4),
     "mixed, mean": override(kind=MIXED, dim=8, pooling="mean"),
-    "weighted": override(row_weights=RowWeights.learned),
-    "weighted mult": override(kind=QR, row_weights=RowWeights.learned),
-    "weighted concat": override(kind=QR, qr_operation=QROperation.concat, row_weights=RowWeights.learned),
-    "weighted mixed": override(kind=MIXED, dim=8, row_weights=RowWeights.learned),
+    "weighted": override(row_weights="learned"),
+    "weighted mult": override(kind=QR, row_weights="learned"),
+    "weighted concat": override(kind=QR, qr_operation="concat", row_weights="learned"),
+    "weighted mixed": override(kind=MIXED, dim=8, row_weights="learned"),
 }
 
 
@@ -124,11 +123,8 @@ def test_fixed_row_weights_come_from_their_file_and_stay(tmp_path: Path) -> None
         ({"dim": 8}, "model.tables.dim=8: has no effect without kind=mixed_dimension"),
         ({"overrides": {"a": {"row_weights_path": "w.npy"}}}, "has no effect without row_weights"),
         ({"kind": QR, "overrides": {"a": {"dim": 8}}}, "model.tables.overrides.a.dim=8: has no effect"),
-        (
-            {"kind": QR, "qr_operation": QROperation.pooled_mult, "row_weights": RowWeights.learned},
-            "use qr_operation=mult",
-        ),
-        ({"row_weights": RowWeights.learned, "pooling": "mean"}, "not with pooling=mean; use pooling=sum"),
+        ({"kind": QR, "qr_operation": "pooled_mult", "row_weights": "learned"}, "use qr_operation=mult"),
+        ({"row_weights": "learned", "pooling": "mean"}, "not with pooling=mean; use pooling=sum"),
     ],
 )
 def test_is_refused(keys: dict[str, Any], message: str) -> None:
@@ -141,7 +137,7 @@ def _oracle_vectors(module: SpecialSparseArch, bags: dict[str, list[Tensor]]) ->
     vectors = {}
     for one in module.embeddings:
         operation = one.operation if isinstance(one, SpecialEmbedding) else None
-        kind, pooling = "plain" if operation is None else operation.value, "mean" if one.tables[0].mean else "sum"
+        kind, pooling = "plain" if operation is None else operation, "mean" if one.tables[0].mean else "sum"
         weights = parameters.get(f"row_weights.{one.key}.weight")
         projection = parameters.get(f"projections.{one.key}.weight")
         for feature in one.features:

@@ -8,23 +8,23 @@ import pytest
 from app.config.model import Pooling, TablesConfig
 from data_prep.dataset.format import Manifest
 from extensions.export.documents import TablePrecision
-from extensions.special_tables import QROperation, RowWeights, TableKind
+from extensions.special_tables import QROperation
 from tests.extensions.export.test_onnx import model_of, require_equal
 from tests.extensions.export.test_onnx import ragged as ragged
 
-QR: dict[str, Any] = {"kind": TableKind.qr, "min_rows": 5}
-MIXED: dict[str, Any] = {"kind": TableKind.mixed_dimension, "min_rows": 5}
+QR: dict[str, Any] = {"kind": "qr", "min_rows": 5}
+MIXED: dict[str, Any] = {"kind": "mixed_dimension", "min_rows": 5}
 EXPORTED: list[dict[str, Any]] = [
     *(
         {**QR, "qr_operation": operation, "pooling": pooling}
-        for operation in QROperation
+        for operation in get_args(QROperation)
         for pooling in get_args(Pooling)
     ),
-    {**QR, "qr_operation": QROperation.mult, "row_weights": RowWeights.learned},
+    {**QR, "qr_operation": "mult", "row_weights": "learned"},
     {**MIXED, "dim": 4, "shared": {"words": ["tags", "genres"]}},
-    {"row_weights": RowWeights.learned},
+    {"row_weights": "learned"},
 ]
-PRECISIONS = [*TablePrecision] * len(EXPORTED)
+PRECISIONS = [*get_args(TablePrecision)] * len(EXPORTED)
 
 
 @pytest.mark.medium
