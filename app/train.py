@@ -327,8 +327,7 @@ def _set_up(
 
     # Checks that had to wait: the windows of a log of events, and so its labels, are known only once it is open.
     if manifest.kind.windows:
-        rows = trained.split_rows()[config.eval.split]
-        require_validation(config.train, config.schedule, config.eval, rows)
+        require_validation(config, trained.split_rows()[config.eval.split])
     if parts is not None:
         parts.require_labels(config, root, trained.split(TRAIN))
 

@@ -493,9 +493,7 @@ def _choose_plan(config: AppConfig, device: torch.device, tables: TableArch, bag
                 )
         return plan
     # The planner's choice depends on the number of processes, which train.deterministic=layout excludes.
-    table_choice = choices(
-        config.sharding, optimizer, parts, device, world_size if config.train.micro_batch is None else 1
-    )
+    table_choice = choices(config, parts, device, world_size if config.train.micro_batch is None else 1)
     # Without a choice no figures of the hardware are needed, so an unknown device is no obstacle.
     if not all(choice.is_forced for choice in table_choice.values()):
         try:
@@ -505,33 +503,28 @@ def _choose_plan(config: AppConfig, device: torch.device, tables: TableArch, bag
             if config.sharding.types is not None:
                 raise
             log.warning("sharding: %s; tables are table_wise until then, balanced by their size alone", error)
-            table_choice = choices(replace(config.sharding, types="table_wise"), optimizer, parts, device, world_size)
+            by_table = replace(config, sharding=replace(config.sharding, types="table_wise"))
+            table_choice = choices(by_table, parts, device, world_size)
         else:
             return search(tables, table_choice, workload(replace(config, topology=resolved), tables, bag_sizes))
     return place_tables(parts, table_choice, world_size, local_world_size)
 
 
-def choices(
-    config: ShardingConfig,
-    optimizer: OptimizerConfig,
-    parts: Sequence[TableSpec],
-    device: torch.device,
-    world_size: int,
-) -> dict[str, Choice]:
+def choices(config: AppConfig, parts: Sequence[TableSpec], device: torch.device, world_size: int) -> dict[str, Choice]:
     """Return each table's choice, after defaults, on `world_size` such devices. Raises UserError as `decide` does.
 
     If torch must update the tables (`_whole_tables`, or FBGEMM lacks the optimizer), all are data_parallel.
     """
-    reason, name = _whole_tables(optimizer, parts), optimizer.name
-    if reason is not None and config.tables:
+    reason, name, given = _whole_tables(config.optimizer, parts), config.optimizer.name, config.sharding
+    if reason is not None and given.tables:
         raise UserError(f"sharding.tables: {reason}; leave it out, as all tables are data_parallel")
-    if reason is not None and config.types not in (None, AUTO_SHARDING, "data_parallel"):
-        raise UserError(f"sharding.types={shown(config.types)}: {reason}; give sharding.types=data_parallel")
-    settings = config
+    if reason is not None and given.types not in (None, AUTO_SHARDING, "data_parallel"):
+        raise UserError(f"sharding.types={shown(given.types)}: {reason}; give sharding.types=data_parallel")
+    settings = given
     # The planner chooses among several GPUs, since equal bytes are not equal work.
-    if config.types is None:
+    if given.types is None:
         is_chosen = world_size > 1 and device.type != "cpu"
-        settings = replace(config, types=AUTO_SHARDING if is_chosen else "table_wise")
+        settings = replace(given, types=AUTO_SHARDING if is_chosen else "table_wise")
     if reason is None and has_fused(name, device):
         return table_choices(settings, name, parts, device.type)
     cause, instead = reason, ""
@@ -550,7 +543,7 @@ def choices(
     # Where the user has asked for data_parallel already, there is nothing to change or to log.
     if settings.types != "data_parallel" or settings.tables:
         # One process that no sharding was asked of holds all tables in any case.
-        if reason is None or world_size > 1 or config.types is not None:
+        if reason is None or world_size > 1 or given.types is not None:
             description, mathematics = reason, ""
             if reason is None:
                 rows_moved = "all rows at every step" if name.algorithm.moves_all_rows else "the rows of each batch"

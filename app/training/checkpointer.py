@@ -1,5 +1,6 @@
 """Saving, stopping and resuming of a run."""
 
+import math
 import signal
 import time
 from copy import deepcopy
@@ -29,7 +30,7 @@ from app.checkpoint.saver import Saver, load_tensors
 from app.checkpoint.warm_start import Source, describe_rows, load, translate_rows
 from app.config.app_config import AppConfig
 from app.config.kinds import METRICS
-from app.config.train import RuntimeConfig, TrainConfig, metrics_of
+from app.config.train import RuntimeConfig, metrics_of
 from app.metrics.documents import EvaluationEvent, Measured, OtherEvent, Parent, monitored_value
 from app.metrics.timing import StepTimer
 from app.record.directory import RunDirectory
@@ -480,17 +481,10 @@ class Checkpointer:
 class StopCheck:
     """Decision to stop, the same on all processes."""
 
-    def __init__(
-        self,
-        request: StopRequest | None,
-        checkpointer: Checkpointer,
-        train: TrainConfig,
-        runtime: Runtime,
-        began: float,
-    ) -> None:
+    def __init__(self, request: StopRequest | None, checkpointer: Checkpointer, session: Session, began: float) -> None:
         """request: None if signals end the command. began: time.perf_counter() when the command began."""
-        self._request, self._checkpointer, self._runtime, self._began = request, checkpointer, runtime, began
-        self._max_seconds = None if train.max_minutes is None else train.max_minutes * 60
+        self._request, self._checkpointer, self._runtime, self._began = request, checkpointer, session.runtime, began
+        self._max_seconds = (session.config.train.max_minutes or math.inf) * 60
 
     def requested(self, step: int) -> bool:
         """Return whether to stop after this step or evaluation batch; several processes agree every AGREE_EVERY_STEPS.
@@ -498,7 +492,7 @@ class StopCheck:
         Raises UserError if a checkpoint could not be written.
         """
         self._checkpointer.report_finished()
-        over = self._max_seconds is not None and time.perf_counter() - self._began >= self._max_seconds
+        over = time.perf_counter() - self._began >= self._max_seconds
         came = self._request.signal if self._request is not None else None
         reasons = np.array([self._checkpointer.saver.failed(), int(came or 0), over], np.int64)
         # Processes must stop at the same step. Agreement takes an exchange, which would slow down every step.

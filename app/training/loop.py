@@ -284,7 +284,7 @@ class TrainingRun:
         sampled = self.state.step + warm_up - 1 if self.runtime.world_size > 1 and warm_up > 1 else None
         directory, steps = self._directory.path / TENSORBOARD, self.config.runtime.profile_steps
         profiler = StepProfiler(self.runtime.device, directory, self.runtime.rank, steps, sampled)
-        check = StopCheck(stop, self.checkpointer, self.config.train, self.runtime, self._began)
+        check = StopCheck(stop, self.checkpointer, self.session, self._began)
         steps_per_epoch = self.length.steps_per_epoch
         evaluator = Evaluator(self.session, self.recorder, self.timer, check, steps_per_epoch, self.state)
         loop = TrainingLoop(
@@ -376,11 +376,7 @@ class TrainingRun:
         spread = recorder.throughput_spread(self.state, self.config.train.log_every_steps)
         num_nodes = self.runtime.world_size // self.runtime.local_world_size
         self._directory.results(self.config, figures, num_nodes, spread)
-        keeps_best, encoding = self.config.checkpoint.keep_best, self.session.manifest.encoding.get("name")
-        # Before the end of an epoch, or with class weights, an NE above 1 is no sign of a fault.
-        has_rates = self.state.epoch > 0 and not self.config.loss.class_weights
-        lines = recorder.closing_lines(figures, self._measured_before, keeps_best, encoding, has_rates)
-        log.info("\n".join(lines))
+        log.info("\n".join(recorder.closing_lines(figures, self.session, self.state, self._measured_before)))
 
     def _served_evaluation(self) -> EvaluationFigures | None:
         """Return on rank 0 the recorded evaluation of the checkpoint that `best` names; None if there is none."""

@@ -159,24 +159,14 @@ def throughput_spread(state: RunState, window: int) -> float | None:
     return float(np.std(rates) / np.mean(rates)) if len(rates) > 1 else None
 
 
-def closing_lines(
-    summary: Summary,
-    measured_before: int,
-    keeps_best: bool = True,
-    encoding: str | None = None,
-    must_beat_rate: bool = False,
-) -> list[str]:
-    """Return a summary as lines of text.
-
-    Args:
-        measured_before: steps that were measured before the run was resumed.
-        keeps_best, encoding: as `quality.shortcomings` takes them.
-        must_beat_rate: whether the model has seen an epoch, and its probabilities are rates.
-    """
-    evaluations = summary.events.get("eval", 0)
+def closing_lines(summary: Summary, session: Session, state: RunState, measured_before: int) -> list[str]:
+    """Return a summary as lines of text; measured_before: steps that were measured before the run was resumed."""
+    config, encoding = session.config, session.manifest.encoding.get("name")
+    evaluations, keeps_best = summary.events.get("eval", 0), config.checkpoint.keep_best
     remarks = quality.shortcomings(summary.last, summary.best, evaluations, keeps_best, encoding)
     ne = summary.eval.figure(NE)
-    if must_beat_rate and not remarks and ne is not None and ne >= 1:
+    # Before the end of an epoch, or with class weights, an NE above 1 is no sign of a fault.
+    if state.epoch and not config.loss.class_weights and not remarks and ne is not None and ne >= 1:
         remarks = [
             f"After an epoch no better than the base rate, the same probability for each row: NE {ne:.5f} is not below "
             "1; train for more steps (train.epochs), or with another optimizer.lr or optimizer.sparse_lr"

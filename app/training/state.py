@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from app.config.app_config import AppConfig
 from app.config.kinds import AUC, METRICS
 from app.config.train import (
-    EvalConfig,
     Monitor,
     ScheduleConfig,
     TrainConfig,
@@ -201,18 +200,18 @@ def require_rows_to_evaluate(config: AppConfig, root: Path, manifest: Manifest) 
         return
     rows = find_split(root, manifest, config.eval.split).rows if config.eval.split in manifest.splits else 0
     rows *= config.data.negatives.rows_per_positive if config.eval.split == TRAIN else 1
-    require_validation(config.train, config.schedule, config.eval, rows)
+    require_validation(config, rows)
 
 
-def require_validation(train: TrainConfig, schedule: ScheduleConfig, evaluation: EvalConfig, rows: int) -> None:
+def require_validation(config: AppConfig, rows: int) -> None:
     """Refuse a run whose evaluation split cannot decide what its keys ask for; rows: number in eval.split."""
-    keys = keys_by_evaluations(train, schedule.name.schedule.by_metric)
+    evaluation, monitor = config.eval, config.train.monitor
+    keys = keys_by_evaluations(config.train, config.schedule.name.schedule.by_metric)
     if keys and not rows:
         raise UserError(
             f"{keys[0]}: the dataset has no rows in split {evaluation.split}; prepare it with a validation split "
             f"(data.split.method), give another in eval.split, or leave {keys[0].partition('=')[0]} out"
         )
-    monitor = train.monitor
     score_metrics = [name for name in metrics_of(monitor) if METRICS[name].needs_scores]
     if score_metrics and rows > evaluation.exact_rows:
         raise UserError(

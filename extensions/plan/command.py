@@ -394,7 +394,7 @@ def _make_plan_file(
     parts, name, is_hstu = tables_in_order(tables), config.optimizer.name, config.model.name == "hstu"
     choices = {}
     if config.sharding.plan is None:
-        choices = planner.choices(config.sharding, config.optimizer, parts, device, plan.world_size)
+        choices = planner.choices(config, parts, device, plan.world_size)
     # Reasons compare with every type, also with those that the configuration rules out.
     everything = replace(config.sharding, types=AUTO_SHARDING, tables={}, min_partition=None)
     possible = table_choices(everything, name, parts, device.type)
