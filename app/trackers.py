@@ -38,17 +38,28 @@ class Tracker(Protocol):
 
 
 class Setting(NamedTuple):
-    """Inputs of a new tracker: the run's configuration, whole and flat, and the step it starts from.
+    """Inputs of a new tracker.
 
-    file: the tracker's own file in the run's directory. rows: number per split of the dataset.
+    file: the tracker's own file in the run's directory. plain: the configuration as dicts, without passwords. rows:
+    number per split of the dataset. from_step: the step that the run starts from.
     """
 
     file: Path
     config: AppConfig
-    settings: Mapping[str, str | int | float | bool]
+    plain: Mapping[str, Mapping[str, object]]
     rows: Mapping[str, int]
     world_size: int
     from_step: int
+
+    @property
+    def settings(self) -> dict[str, str | int | float | bool]:
+        """The settings that decide a result, by key, and the number of processes."""
+        return {"world_size": self.world_size} | {
+            f"{group}.{key}": value if isinstance(value, (str, int, float, bool)) else str(value)
+            for group in ("model", "loss", "optimizer", "schedule", "sharding", "train", "runtime")
+            for key, value in self.plain[group].items()
+            if value is not None
+        }
 
 
 def figures(event: AnyEvent) -> dict[str, float]:
@@ -71,7 +82,7 @@ def figures(event: AnyEvent) -> dict[str, float]:
 def start_tensorboard(setting: Setting) -> Tracker | None:
     """Open a writer of events; None, with a warning, if the package is not installed."""
     if AVAILABLE:
-        return TensorBoard(setting.file, setting.settings, setting.from_step)
+        return TensorBoard(setting)
     log.warning(
         "tensorboard: the package is not installed, so no events are written; pip install tensorboard, or "
         "record.tensorboard=false"
@@ -94,27 +105,13 @@ class Trackers:
     def __init__(self) -> None:
         self._open: list[tuple[TrackerKind, Tracker]] = []
 
-    def start(
-        self,
-        directory: Path,
-        config: AppConfig,
-        plain: Mapping[str, Mapping[str, object]],
-        rows: Mapping[str, int],
-        world_size: int,
-        from_step: int,
-    ) -> None:
-        """Open the trackers that the configuration asks for, on rank 0; other ranks track nothing.
+    def start(self, setting: Setting) -> None:
+        """Open the trackers that the configuration asks for, on rank 0; `file` of the setting is the run's directory.
 
-        directory: the run's. plain: the configuration as dicts. rows: number per split of the dataset.
+        Other ranks track nothing.
         """
-        groups = ("model", "loss", "optimizer", "schedule", "sharding", "train", "runtime")
-        settings: dict[str, str | int | float | bool] = {"world_size": world_size}
-        for group in groups:
-            for key, value in plain[group].items():
-                if value is not None:
-                    settings[f"{group}.{key}"] = value if isinstance(value, (str, int, float, bool)) else str(value)
-        for kind in configured_trackers(config):
-            tracker = kind.start(Setting(directory / kind.file, config, settings, rows, world_size, from_step))
+        for kind in configured_trackers(setting.config):
+            tracker = kind.start(setting._replace(file=setting.file / kind.file))
             self._open += [] if tracker is None else [(kind, tracker)]
 
     def event(self, event: AnyEvent) -> None:
@@ -177,12 +174,12 @@ SUMMARY_TAGS = ("eval/auc", "eval/ne", "eval/logloss", "train/samples_per_second
 class TensorBoard:
     """Writes an events file; TensorBoard's queue does so in its own thread."""
 
-    def __init__(self, directory: Path, settings: Mapping[str, str | int | float | bool], from_step: int) -> None:
+    def __init__(self, setting: Setting) -> None:
         """Continue after `from_step`: TensorBoard hides earlier events of later steps."""
         _report_errors_once()
-        self._writer = SummaryWriter(str(directory), purge_step=from_step + 1 if from_step else None)
+        self._writer = SummaryWriter(str(setting.file), purge_step=setting.from_step + 1 if setting.from_step else None)
         # The third summary says that the session has ended, which `close` adds.
-        for summary in hparams(dict(settings), dict.fromkeys(SUMMARY_TAGS, 0.0))[:2]:
+        for summary in hparams(setting.settings, dict.fromkeys(SUMMARY_TAGS, 0.0))[:2]:
             self._add(summary)
 
     def event(self, event: AnyEvent) -> None:

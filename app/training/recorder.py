@@ -24,7 +24,7 @@ from app.record.directory import ProgressDisplay, RunDirectory
 from app.record.documents import SUMMARY_VERSION, Dataset, RunManifest, Summary, TableSize
 from app.runtime.platform import Runtime
 from app.sharding import planner
-from app.trackers import FILES, Trackers
+from app.trackers import FILES, Setting, Trackers
 from app.training.session import Session, TableMeter, mean_loss
 from app.training.state import RunLength, RunState
 from common.cli import colour_text
@@ -249,11 +249,11 @@ class Recorder:
         evaluated = state.evaluation is not None and state.evaluation.step == state.step
         # The rows of train include drawn negatives.
         rows = {**session.split_rows(), "train": session.split("train").rows}
-        runtime, start = session.runtime, self.trackers.start
+        runtime = session.runtime
         runtime.on_rank_0(lambda: directory.begin(plain, manifest, state.step, evaluated, not continues, FILES))
         if directory.is_tracked:
-            size, step = runtime.world_size, state.step
-            runtime.on_rank_0(lambda: start(directory.path, session.config, plain, rows, size, step))
+            setting = Setting(directory.path, session.config, plain, rows, runtime.world_size, state.step)
+            runtime.on_rank_0(lambda: self.trackers.start(setting))
 
     def measure_energy(self) -> None:
         """Count the energy that all processes' devices used since the last call; a collective call.

@@ -62,7 +62,7 @@ def register(core: Core) -> None:
         TrackerKind(
             "mlperf",
             "mlperf.enabled",
-            later("extensions.mlperf.log:start"),
+            later("extensions.mlperf.log:MLPerf"),
             "mlperf_logging",
             MLPERF_LOG,
             is_wanted=is_wanted,

@@ -3,7 +3,6 @@
 import logging
 import os
 import time
-from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -91,11 +90,6 @@ def process_start() -> float:
     return time.time() - age
 
 
-def start(setting: Setting) -> "MLPerf":
-    """Return the tracker that begins a run's log, or continues the log of a resumed run."""
-    return MLPerf(setting.file, setting.config, setting.rows, setting.world_size, setting.from_step)
-
-
 class MLPerf:
     """The log of one run. A resumed run first cuts it back to the step where it starts.
 
@@ -103,13 +97,14 @@ class MLPerf:
     runs log epochs.
     """
 
-    def __init__(self, path: Path, config: AppConfig, rows: Mapping[str, int], world_size: int, from_step: int) -> None:
-        """Open the log; rows: number of rows of each split; from_step: step where a resumed run starts, else 0."""
+    def __init__(self, setting: Setting) -> None:
+        """Begin the log, or continue the log of a resumed run."""
         from mlperf_logging.mllog import constants, mllog  # imported only if wanted, like other clients
 
         self._keys = constants
-        self._config, self._rows, self._world_size = config, rows, world_size
-        self._steps_per_epoch = max(1, steps_per_epoch(config.train, rows["train"]))
+        path, config, from_step = setting.file, setting.config, setting.from_step
+        self._config, self._rows, self._world_size = config, setting.rows, setting.world_size
+        self._steps_per_epoch = max(1, steps_per_epoch(config.train, self._rows["train"]))
         kept_lines, entries = _lines_until(path, from_step, self._steps_per_epoch) if from_step else ([], [])
         # A resumed run knows only from the lines that are left which block or epoch is open.
         steps = [step for key, step in entries if key == constants.EVAL_ACCURACY]

@@ -11,6 +11,7 @@ import pytest
 
 from app.metrics.documents import EvaluationEvent, TrainEvent
 from app.record.documents import Summary
+from app.trackers import Setting
 from common.documents import convert
 from extensions.mlperf import fill_defaults, is_wanted
 from extensions.mlperf.log import MLPerf
@@ -24,7 +25,7 @@ ROWS = {"train": 1_000, "val": 100, "test": 100}
 def tracker(path: Path, from_step: int, *overrides: str) -> MLPerf:
     pytest.importorskip("mlperf_logging")
     arguments = ["recipe=mlperf_v2", "train.global_batch_size=100", *overrides]
-    return MLPerf(path, composed(*arguments), ROWS, 1, from_step)
+    return MLPerf(Setting(path, composed(*arguments), {}, ROWS, 1, from_step))
 
 
 def send(to: MLPerf, *events: tuple[str, int]) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from app.metrics.documents import EvaluationEvent, TrainEvent
 from app.record.documents import Summary
+from app.trackers import Setting
 from common.documents import convert
 from extensions.mlperf import log as mlperf
 from extensions.mlperf.log import MLPerf
@@ -45,10 +46,10 @@ def test_the_log_of_dlrmv4_passes_the_compliance_checker(
             evaluation = EvaluationEvent(event="eval", step=step, auc=auc, eval_seconds=0.0)
             tracker.event(window if auc is None else evaluation)
 
-    tracker = MLPerf(path, config, YAMBDA, 8, 0)
+    tracker = MLPerf(Setting(path, config, {}, YAMBDA, 8, 0))
     send(tracker, (50, None), (first, None), (first, 0.74), (first + 50, None))
     tracker.close(None)
-    tracker = MLPerf(path, config, YAMBDA, 8, first)
+    tracker = MLPerf(Setting(path, config, {}, YAMBDA, 8, first))
     send(tracker, (first, 0.74), (first + 50, None), (second, 0.7501))
     ended = {"status": "target_reached", "steps": second, "samples": second * batch, "eval": {"auc": 0.7501}}
     tracker.close(convert({**LEAST, **ended}, Summary))
