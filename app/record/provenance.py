@@ -1,10 +1,12 @@
 """Provenance of a run: code, versions, hardware, environment; digests of its parameters."""
 
+import contextlib
 import hashlib
 import importlib.metadata
 import os
 import platform
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Collection, Iterable
@@ -98,11 +100,37 @@ def code() -> dict[str, str | None]:
     commit = _run_git("rev-parse", "HEAD")
     # Without its own repository, the code may be inside another one; only at a root --show-prefix prints an empty line.
     if commit is None or _run_git("rev-parse", "--show-prefix") != b"\n":
-        return {"git_sha": os.environ.get("CLICKWORK_GIT_SHA") or None, "dirty_diff_sha256": None, **digest}
-    # Untracked modules are in the sources' digest.
-    diff = _run_git("diff", "HEAD")
-    dirty = hashlib.sha256(diff).hexdigest() if diff else None
-    return {"git_sha": commit.decode().strip(), "dirty_diff_sha256": dirty, **digest}
+        without_git = _commit_without_git() if shutil.which("git") is None else None
+        git_sha = os.environ.get("CLICKWORK_GIT_SHA") or without_git
+        return {"git_sha": git_sha, "dirty_diff_sha256": None, **digest}
+    diff = _run_git("diff", "HEAD") or b""
+    sha256, differs = hashlib.sha256(diff), bool(diff)
+    # Untracked files are part of the program, too, so they are part of the hash.
+    for name in (_run_git("ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0"):
+        path = Path(os.fsdecode(name))
+        if name and path.parts[0] in (*cli.DIRECTORIES, "clickwork"):
+            differs = True
+            sha256.update(name)
+            with contextlib.suppress(OSError):  # it is gone, or not readable
+                path = REPOSITORY / path
+                sha256.update(os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes())
+    return {"git_sha": commit.decode().strip(), "dirty_diff_sha256": sha256.hexdigest() if differs else None, **digest}
+
+
+def _commit_without_git() -> str | None:
+    """Return the commit of a checkout in a container that lacks git; the sources' digest covers differences from it."""
+    directory = REPOSITORY / ".git"
+    try:
+        head = (directory / "HEAD").read_text(encoding="utf-8").strip()
+        name = head.removeprefix("ref: ")
+        if name == head:  # a detached head
+            return head
+        if (directory / name).exists():
+            return (directory / name).read_text(encoding="utf-8").strip()
+        lines = (directory / "packed-refs").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((line.split()[0] for line in lines if line.endswith(f" {name}")), None)
 
 
 def _run_git(*arguments: str) -> bytes | None:
