@@ -31,7 +31,7 @@ from data_prep.codec.convert import (
     without_marks,
     without_nan,
 )
-from data_prep.codec.files import NewRows, Shape, parse_file
+from data_prep.codec.files import NewRows, Shape, parse_file, require_distinct
 from data_prep.codec.rows import ParsedRows, RowCodec
 from data_prep.codec.values import (
     LIST_SEPARATOR,
@@ -58,16 +58,17 @@ def read_new_rows(path: Path, shape: Shape) -> NewRows:
 
     Partitions NAME=VALUE of a directory become columns of text.
     """
-    if path.is_dir():
-        return _read_directory(path, shape)
 
     def read() -> bytes:
         packing = packing_of(path)
         with open(path, "rb") if packing is None else packing.open(path) as file:
             return bytes(file.read())
 
+    suffix = suffix_of(path.name)
     try:
-        return parse_file(str(path), suffix_of(path.name), read, shape)
+        if suffix == ".parquet" and path.is_dir():
+            return _read_directory(path, shape)
+        return parse_file(str(path), suffix, read, shape)
     except (EOFError, *DAMAGE) as error:
         raise UserError(f"{path}: damaged, or cut off ({error}); get it again") from error
     except OSError as error:
@@ -89,10 +90,15 @@ def _read_directory(path: Path, shape: Shape) -> NewRows:
         for name, value in source.partitions:
             table = table.append_column(name, pa.repeat(pa.scalar(value, pa.string()), len(table)))
         tables.append(table)
-    # Missing values may change a column's type from file to file, such as int64 to float64.
-    table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
-    columns = {name: table.column(name).combine_chunks() for name in table.column_names}
-    return NewRows(str(path), columns, range(1, len(table) + 1))
+    try:
+        # Missing values may change a column's type from file to file, such as int64 to float64.
+        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise UserError(f"{path}: not readable as Parquet ({error})") from error
+    # A partition may have the name of a column in the files.
+    require_distinct(str(path), table.column_names, shape.required_columns)
+    chunks = (column.combine_chunks() for column in table.columns)
+    return NewRows(str(path), dict(zip(table.column_names, chunks, strict=True)), range(1, len(table) + 1))
 
 
 FIRST_BYTES = 1 << 20  # beginning of a text file, with its first row

@@ -152,6 +152,33 @@ def test_columns_that_are_not_read_may_be_anything(tmp_path: Path) -> None:
         refused("a column is named twice, seen; rename one", read, tmp_path / name, ["age", "seen"])
 
 
+PARTS: dict[str, tuple[dict[str, dict[str, list[Any]]], str | list[list[str]]]] = {
+    "gaps.parquet": (
+        {"0": {"age": [1], "city": ["x"]}, "1": {"age": [2.5], "city": ["y"]}},
+        [["1", "2.5"], ["x", "y"]],
+    ),
+    "partition.parquet": ({"city=z/0": {"age": [1]}}, [["1"], ["z"]]),
+    "other.parquet": ({"seen=z/0": {"age": [1], "city": ["x"], "seen": ["q"]}}, [["1"], ["x"]]),
+    "types.parquet": ({"0": {"age": [1]}, "1": {"age": ["x"]}}, "not readable as Parquet .*incompatible types"),
+    "twice.parquet": ({"city=z/0": {"age": [1], "city": ["x"]}}, "a column is named twice, city; rename one"),
+    "directory": ({"0": {"age": [1], "city": ["x"]}}, "unknown kind of file; give one whose name ends in"),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_directories_of_parquet(tmp_path: Path, name: str) -> None:
+    parts, expected = PARTS[name]
+    for part, columns in parts.items():
+        path = tmp_path / name / f"{part}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pyarrow.parquet.write_table(pa.table(columns), path)
+    if isinstance(expected, str):
+        refused(rf"{name}: .*{expected}", read, tmp_path / name, ["age", "city"])
+    else:
+        # A column of fractions has the whole number 1 as 1.0, which is text 1.
+        assert texts(read(tmp_path / name, ["age", "city"]), "age", "city") == expected
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_what_the_user_fills_does_not_depend_on_the_other_candidates(tmp_path: Path, order: tuple[int, ...]) -> None:
     items = [{"id": 1, "price": 7}, {"id": 2}, {"id": 3, "price": None}]
