@@ -112,7 +112,7 @@ class RemoteFile:
     sha256: str | None = None
 
 
-def noted_origin(path: Path) -> dict[str, Any]:
+def read_origin(path: Path) -> dict[str, Any]:
     """Return the origin of the partial download of the file `path`, as noted beside it; {} without a note.
 
     url: its URL. etag, last_modified: the server's marks of its version. total: bytes of the whole file. The server may
@@ -157,7 +157,7 @@ class PartialFile(AbstractContextManager["PartialFile"]):
         return os.fstat(self._file.fileno()).st_size
 
     def note(self, origin: dict[str, Any]) -> None:
-        """Record the origin of the bytes, of which `noted_origin` tells."""
+        """Write the origin of the bytes beside them, where `read_origin` reads it."""
         write_atomically(self._note, json.dumps(origin).encode())
 
     def append(self, block: bytes) -> None:
@@ -246,7 +246,7 @@ def _size_or_0(path: Path) -> int:
 
 def _ask_size(file: RemoteFile, directory: Path, remote: RemoteConfig) -> int | None:
     """Return a file's size by its partial download or the first mirror that reports it; None if none does."""
-    total = noted_origin(directory / file.name).get("total")
+    total = read_origin(directory / file.name).get("total")
     if total and _size_or_0(directory / f"{file.name}.part"):
         return int(total)
     for url in file.urls:
@@ -371,7 +371,7 @@ class _Download:
         if self.stop.is_set():
             raise RuntimeError("stopped")
         # Without bytes, a note is left from an earlier try and means nothing.
-        origin = noted_origin(self.part.path) if self.part.size else {}
+        origin = read_origin(self.part.path) if self.part.size else {}
         public_url = redact(split_login(url)[0])
         if origin.get("total") == self.part.size:
             return True  # a job was killed after all bytes had come
