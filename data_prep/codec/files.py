@@ -65,7 +65,7 @@ def read_exact(
     before, fault = 0, None
     try:
         for fields in reader:
-            # Chunks begin at offsets, where nothing tells an open quote, so no row may take more than one line.
+            # Chunks begin at offsets, where an open quote cannot be seen, so no row may take more than one line.
             if reader.line_num > before + 1 or (fields and fields[-1].endswith("\n")):
                 break
             if has_plain_backslash and '\\"' in begun[0] and _goes_on_after_quote(begun[0], delimiter):
@@ -217,10 +217,58 @@ def _parse_parquet(name: str, content: bytes, required_columns: Collection[str] 
     return NewRows(name, columns, range(1, table.num_rows + 1))
 
 
+class Constant(str):
+    """NaN or an infinity that stood in JSON without quotes; its type distinguishes it from a text of the row."""
+
+
+def _refuse_constant(text: str) -> None:
+    """Raise ValueError for a NaN or infinity, as Python's json writes them."""
+    raise ValueError(f"{text}, which JSON does not have")
+
+
+def _parse_fraction(text: str) -> float:
+    """Parse a number with a fraction or an exponent. Raise ValueError for one that float64 has only as infinity."""
+    number = float(text)
+    if np.isinf(number):
+        raise ValueError(f"{text} is out of range")
+    return number
+
+
+# A decoder that is made once saves making one for each line.
+_DECODER = json.JSONDecoder(parse_float=_parse_fraction, parse_constant=_refuse_constant)
+
+
+def decode_json(text: bytes) -> Any:
+    """Decode a document. Raises ValueError: it is not JSON."""
+    value = _DECODER.decode(text.decode())
+    # A half of a pair of surrogates is no character, which json does not mind.
+    if b"\\ud" in text or b"\\uD" in text:
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def _decode(text: bytes, name: str, row: int, remedy: str, decode: Callable[[bytes], Any] = decode_json) -> Any:
+    """Decode a document. Raise UserError if it is not JSON; row: its number, 0: it is the whole file."""
+    location = f"{name}: row {row}" if row else name
+    try:
+        return decode(text)
+    except (ValueError, RecursionError) as error:
+        # No hook of Python's json gets the column of a constant, so it is found by reading again.
+        with suppress(ValueError, RecursionError):
+            members: list[tuple[str, Any]] = []
+            json.loads(text, parse_constant=Constant, object_pairs_hook=members.extend)
+            for column, member in members:
+                for constant in member if isinstance(member, list) else [member]:
+                    if isinstance(constant, Constant):
+                        fault = f"column {column}: {constant}, which JSON does not have; write null"
+                        raise UserError(f"{location}{', ' if row else ': '}{fault}") from None
+        raise UserError(f"{location}: not JSON ({error}); {remedy}") from error
+
+
 def _read_json(name: str, content: bytes) -> dict[int, Any]:
     """Return the objects of a JSON file by their number from 1: its list, or candidates joined with their user."""
     text, remedy = content.removeprefix(BYTE_ORDER_MARK), "JSON lines want the ending .jsonl"
-    document = _decode(text, name, 0, remedy, decode_json)
+    document = _decode(text, name, 0, remedy)
     if isinstance(document, dict) and document.keys() == {"user", "candidates"}:
         user, candidates = document["user"], document["candidates"]
         if isinstance(user, dict) and isinstance(candidates, list) and all(isinstance(c, dict) for c in candidates):
@@ -234,7 +282,7 @@ def _read_json(name: str, content: bytes) -> dict[int, Any]:
 
 
 def read_objects(
-    text: bytes, name: str, first: int = 1, decode: Callable[[bytes], Any] | None = None
+    text: bytes, name: str, first: int = 1, decode: Callable[[bytes], Any] = decode_json
 ) -> dict[int, dict[str, Any]]:
     """Return the objects of whole lines by line number, without blank lines. Only a line feed ends a line.
 
@@ -245,47 +293,11 @@ def read_objects(
     for row, line in enumerate(text.removeprefix(BYTE_ORDER_MARK).split(b"\n"), start=first):
         if not line.strip(b" \t\r"):
             continue
-        item = _decode(line, name, row, "give one object a line", decode or decode_json)
+        item = _decode(line, name, row, "give one object a line", decode)
         if not isinstance(item, dict):
             raise UserError(f"{name}: row {row}: not an object of columns; give one object a line")
         objects[row] = item
     return objects
-
-
-class Constant(str):
-    """NaN or an infinity that stood in JSON without quotes; its type tells it from a text of the row."""
-
-
-def _refuse_constant(text: str) -> None:
-    """Raise ValueError for a NaN or infinity, as Python's json writes them."""
-    raise ValueError(f"{text}, which JSON does not have")
-
-
-def decode_json(text: bytes) -> Any:
-    """Decode a document. Raises ValueError: it is not JSON."""
-    value = json.loads(text.decode(), parse_constant=_refuse_constant)
-    # A half of a pair of surrogates is no character, which json does not mind.
-    if b"\\ud" in text or b"\\uD" in text:
-        json.dumps(value, ensure_ascii=False).encode()
-    return value
-
-
-def _decode(text: bytes, name: str, row: int, remedy: str, decode: Callable[[bytes], Any]) -> Any:
-    """Decode a document. Raise UserError if it is not JSON; row: its number, 0: it is the whole file."""
-    location = f"{name}: row {row}" if row else name
-    try:
-        return decode(text)
-    except (ValueError, RecursionError) as error:
-        # Python's json tells no hook the column of a constant, so it is found by reading again.
-        with suppress(ValueError, RecursionError):
-            members: list[tuple[str, Any]] = []
-            json.loads(text, parse_constant=Constant, object_pairs_hook=members.extend)
-            for column, member in members:
-                for constant in member if isinstance(member, list) else [member]:
-                    if isinstance(constant, Constant):
-                        fault = f"column {column}: {constant}, which JSON does not have; write null"
-                        raise UserError(f"{location}{', ' if row else ': '}{fault}") from None
-        raise UserError(f"{location}: not JSON ({error}); {remedy}") from error
 
 
 ARROW_TYPES = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}

@@ -130,6 +130,8 @@ def test_json_as_other_programs_write_it(tmp_path: Path, mark: str, ending: str)
         assert texts(new_rows, "age", "city") == [["0", "1", "2"], cities]
     (tmp_path / "b.jsonl").write_text(f'{mark}\n\n{{"age": 1}}\n\n{{"age"\n')
     refused(r"b\.jsonl: row 5: not JSON", read, tmp_path / "b.jsonl")
+    (tmp_path / "b.jsonl").write_text('{"age": 1e400}\n')
+    refused(r"b\.jsonl: row 1: not JSON", read, tmp_path / "b.jsonl")
 
 
 def test_columns_that_are_not_read_may_be_anything(tmp_path: Path) -> None:
