@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 from common.errors import UserError
 from common.files import FileDigest, digest_file
@@ -37,7 +37,7 @@ from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows,
 from data_prep.parsing.formats import Chunk, FileLayout, LineFormat, format_named, table_layout, table_size
 from data_prep.sources.discover import GIVEN, PUBLISHED, Source, given_md5s, refuse_same
 from data_prep.sources.line_blocks import LineBlocks, SourceStream, count_lines_before
-from data_prep.stages.columns import TableCategories, ValueBuffer, write_columns
+from data_prep.stages.columns import TableCategories, write_columns
 from data_prep.stages.fit import PARSED_COUNTS, write_counts
 from data_prep.vocabulary import Coding
 
@@ -212,11 +212,11 @@ class ChunkWriter(AbstractContextManager["ChunkWriter"]):
         if job.split_column is not None and job.sources[source].split not in HELD_OUT_SPLITS:
             forms[SPLIT_KEYS] = np.int64, 1
         self._categories = None if job.table is None else TableCategories(job, source, chunk)
-        self._values: ValueBuffer | None = None
+        self._values: list[NDArray[np.uint32]] | None = None  # blocks of values to count, [columns, rows] each
         if job.table is None and job.rules.order is None:
             forms["sparse.npy"] = np.int32, len(schema.single)
         elif job.table is None:
-            self._values = ValueBuffer(job.chunk_path(source, chunk, "values"), len(schema.single))
+            self._values = []
         self._files = {
             suffix: ArrayWriter(job.chunk_path(source, chunk, suffix), dtype, width, None, job.checksum(suffix))
             for suffix, (dtype, width) in forms.items()
@@ -232,11 +232,9 @@ class ChunkWriter(AbstractContextManager["ChunkWriter"]):
             self.abandon()
 
     def abandon(self) -> None:
-        """Close open files and release the rows."""
+        """Remove unfinished files."""
         for file in self._files.values():
             file.abandon()
-        if self._values is not None:
-            self._values.abandon()
 
     def append(self, block: Block | TableBlock, batch: RawRows | None = None) -> None:
         """Write the rows of a block. batch: those of a user's table before conversion."""
@@ -250,10 +248,8 @@ class ChunkWriter(AbstractContextManager["ChunkWriter"]):
         if self._is_raw:
             files["integers.npy"].append(block.dense)
         else:
-            # The transform writes to the memory of the file, which saves a copy of all rows.
-            transform = partial(transform_dense, block.dense, rules.dense_transform)
             own = self._column_transforms
-            files["dense.npy"].extend(rows, lambda dense: transform(column_transforms=own, result=dense))
+            files["dense.npy"].append(transform_dense(block.dense, rules.dense_transform, column_transforms=own))
         if rows and (self._is_raw or self._job.table is not None):
             self._ranges.append(column_range(block.dense))
             self._negatives += np.count_nonzero(block.dense < 0, axis=0)
@@ -264,11 +260,11 @@ class ChunkWriter(AbstractContextManager["ChunkWriter"]):
             if self._job.schema.weight and block.weights is not None:
                 files[f"{WEIGHTS}.npy"].append(block.weights)
         elif self._values is not None:
-            self._values.append(block.sparse)
+            self._values.append(np.ascontiguousarray(block.sparse.T))
         else:
             modulus = rules.max_ind_range
             assert modulus is not None
-            files["sparse.npy"].extend(rows, lambda ids: encode_hash(block.sparse, modulus, ids))
+            files["sparse.npy"].append(encode_hash(block.sparse, modulus))
             # Values that share an id are counted in the first block alone: for all rows it would take a vocabulary.
             if (self._source, self._chunk, self._values_per_row) == (0, 0, []):
                 columns = [np.unique(column) for column in block.sparse.T]
@@ -292,10 +288,10 @@ class ChunkWriter(AbstractContextManager["ChunkWriter"]):
             # Counting also finds the codes of columns that repeat, so it comes before columns are written.
             if job.rules.counts_while_parsing:
                 rows = np.arange(record.rows)
-                record.distinct, digest, codings = write_counts(job, chunk, PARSED_COUNTS, self._values.column, rows)
+                record.distinct, digest, codings = write_counts(job, chunk, PARSED_COUNTS, self._column, rows)
                 record.files[PARSED_COUNTS] = digest
-            columns = [self._values.column(i) if coding is None else coding.codes for i, coding in enumerate(codings)]
-            self._values.abandon()
+            columns = [self._column(i) if coding is None else coding.codes for i, coding in enumerate(codings)]
+            self._values.clear()
             record.dictionaries = [0 if coding is None else len(coding.dictionary) for coding in codings]
             dictionaries = [coding.dictionary for coding in codings if coding is not None]
             values = np.concatenate([np.zeros(0, np.uint32), *dictionaries])
@@ -311,6 +307,10 @@ class ChunkWriter(AbstractContextManager["ChunkWriter"]):
             record.files[suffix] = file.close()
         save_record(job.chunk_stem(*chunk), PARSED, record)
         return record
+
+    def _column(self, number: int) -> NDArray[np.uint32]:
+        """Return a copy of a column's values [rows], from all blocks: counting may overwrite it."""
+        return np.concatenate([np.zeros(0, np.uint32), *(block[number] for block in self._values or ())])
 
 
 def refuse_changed(sources: Sequence[Source]) -> None:
