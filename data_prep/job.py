@@ -445,7 +445,7 @@ WORKER_BYTES = 190 * MEBIBYTE
 SERVER_BYTES = 110 * MEBIBYTE  # memory of the fork server that workers do not share
 ARROW_BYTES = 40 * MEBIBYTE  # libraries that parse a user's own table
 COUNTS_PER_BUDGET = 16  # a feature's value counts take two, and so does merging them
-WINDOWS_PER_BUDGET = 32  # two windows are in memory while rows are ordered
+PLACE_BYTES = 8  # of a row, while all are shuffled: a place, and its inverse
 SAMPLE_BYTES = MEBIBYTE
 SORT_BYTES_PER_VALUE = 28  # while the sorted table of 64-bit values is built
 DISK_MARGIN = 1.05  # required room over the bytes that are reckoned
@@ -477,11 +477,6 @@ def counts_bytes(data: DataConfig) -> int:
     return min(PART_BYTES, parse_size(data.memory_budget, "data.memory_budget") // COUNTS_PER_BUDGET)
 
 
-def window_rows(data: DataConfig) -> int:
-    """Return the rows of one window of a shuffle: their places in the new order, uint32, are in memory, two at once."""
-    return parse_size(data.memory_budget, "data.memory_budget") // WINDOWS_PER_BUDGET // np.dtype(np.uint32).itemsize
-
-
 def _budget_here(data: DataConfig) -> int:
     """Return the bytes that all processes may take: the budget, or the container's lower limit.
 
@@ -510,9 +505,7 @@ def plan_parsing(data: DataConfig, job: Job, num_tasks: int) -> tuple[int, bool]
     Otherwise sources are read in chunks, and again for their checksums. Processes: data.workers or one per CPU, limited
     by tasks and memory budget.
     """
-    # This process orders rows while its workers are there; Arrow is in the fork server, too.
-    parent_bytes = ARROW_BYTES if job.table is not None else 0
-    parent_bytes += 2 * np.dtype(np.uint32).itemsize * window_rows(data) if job.rules.is_arranged else 0
+    parent_bytes = ARROW_BYTES if job.table is not None else 0  # Arrow is in the fork server, too.
     workers = min(data.workers or usable_cpus(), num_tasks)
     if data.scheduler is not None:
         workers = 1  # each worker of a cluster has the whole budget
@@ -550,9 +543,17 @@ def workers_to_encode(data: DataConfig, job: Job, workers: int, table_values: di
     return limit_workers(data, workers, worker_bytes(data, job, "encode"))
 
 
-def check_disk(path: Path, job: Job) -> None:
-    """Refuse to start if the output and intermediate files will not fit on the disk."""
+def check_room(data: DataConfig, path: Path, job: Job) -> None:
+    """Refuse to start if the output and intermediate files will not fit on the disk, or a shuffle not in memory."""
     rows = sum(_estimate_rows(job, source) for source in job.sources)
+    rules, places_bytes = job.rules, int(PLACE_BYTES * rows) + PARENT_BYTES + SERVER_BYTES
+    algorithm = None if rules.split is None else rules.split.algorithm
+    shuffles = rules.train_seed is not None or (algorithm is not None and algorithm.is_random and not algorithm.chooses)
+    if shuffles and places_bytes > _budget_here(data):
+        raise UserError(
+            f"data.memory_budget: {_budget_here(data) >> 20} MiB are too few to shuffle about {rows:,.0f} rows; give "
+            f"data.memory_budget={-(-places_bytes // MEBIBYTE)}MiB, and a machine or container with as much"
+        )
     # Files written before the job was stopped.
     existing_bytes = sum(file.stat().st_size for file in job.work.rglob("*") if file.is_file())
     required_bytes = dataset_bytes(rows, job.schema, job.rules) - existing_bytes

@@ -100,7 +100,7 @@ def prepare_rows(data: DataConfig, root: Path) -> Manifest:
 
             column = find_split_column(rules.split_column, rules.split.algorithm.reads == "times", table, sources)
         job = Job(work, sources, schema, rules, chunk_bytes, table, expected_sums, keeps_texts, per_shard, column)
-        jobs.check_disk(root, job)
+        jobs.check_room(data, root, job)
         keep_or_discard_work(work, parameters, sources)
         manifest = _make_dataset(data, root, job, parameters)
     splits = ", ".join(f"{name} {split.rows:,}" for name, split in manifest.splits.items())
@@ -191,7 +191,7 @@ def _order_and_fit(data: DataConfig, job: Job, result: finish.Result, executor: 
     """Decide the split and order of rows, and fit vocabularies."""
     if job.rules.is_arranged:
         with executor.stage("arrange", 0):
-            result.rows = order_rows(job, result.records, jobs.window_rows(data))
+            result.rows = order_rows(job, result.records)
     else:
         result.rows = split_sizes(job, rows_by_source(job, result.records))
     finish.refuse_empty_splits(job, result.rows, data.allow_degenerate)

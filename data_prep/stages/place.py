@@ -1,11 +1,5 @@
 """The split and position of each row: a permutation that is a pure function of the seed.
 
-A Fisher-Yates shuffle goes through the places from last to first and swaps each with a random place up to it. Here the
-places are divided into windows, which are processed from last to first. A swap within a window is done at once. A swap
-with an earlier window is written to a file for that window, with the value it moves. All swaps sent to a window were
-drawn before the window's own swaps, and lie in the order of their draws, so applying them first gives the same result.
-With one window this is the usual shuffle.
-
 A method takes `OpenRows` and yields, chunk by chunk, the place of each row's split: 0 for train, 1 and 2 for the
 held-out splits. It yields the same for any size of chunks. Memory holds one chunk's rows.
 
@@ -13,11 +7,9 @@ The positions are an array on disk, int32, or int64 for many rows. positions[i] 
 where train's rows come first, then val's, then test's; -1 marks a row that is left out.
 """
 
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,174 +22,23 @@ from data_prep.dataset.format import SPLITS, splitmix64
 from data_prep.io import npy_header, open_array
 from data_prep.job import SPLIT_KEYS, ChunkRecord, Job
 
-DRAWS = 1 << 18  # draws made, and swaps sent, at once at most
-WIDE = 1 << 32  # from here on NumPy draws places as 64-bit numbers
-Places: TypeAlias = NDArray[Any]  # unsigned integers
+INVERTED_ROWS = 1 << 18  # at once
 
 
-def inverse_permutation(rows: int, seed: int, directory: Path, window_rows: int) -> Iterator[Places]:
-    """Yield the inverse of np.random.RandomState(seed).permutation(rows): for v, the k with permutation[k] = v.
+def inverse_permutation(rows: int, seed: int) -> NDArray[np.unsignedinteger]:
+    """Return the inverse of np.random.RandomState(seed).permutation(rows): for v, the k with permutation[k] = v.
 
     The inverse gives the new place of row v, as the file of positions needs.
     np.random.shuffle moves the rows of a two-dimensional array to the same places, since both draw the same swaps.
-
-    Returns consecutive parts of window_rows each (the last may be shorter), uint32, or uint64 beyond 2^32 rows.
-
-    Args:
-        directory: for temporary files of up to 20 bytes a row (40 beyond 2^32 rows); empty at the end.
-        window_rows: rows held in memory, twice.
     """
-    dtype = np.dtype(np.uint32 if rows <= WIDE else np.uint64)
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    shuffle = _Shuffle(seed, dtype)
-    if 0 < rows <= window_rows:
-        permutation, new_places = np.arange(rows, dtype=dtype), np.empty(rows, dtype)
-        for _ in shuffle.swap_places(permutation, 0):
-            pass
-        # An index of all rows would take as much memory as the permutation, so the inverse is made in parts.
-        for start in range(0, rows, DRAWS):
-            part = permutation[start : start + DRAWS]
-            new_places[part] = np.arange(start, start + len(part), dtype=dtype)
-        yield new_places
-        return
-    queue = _WindowQueue(directory / "swaps", 3, dtype, window_rows)  # place there, place here, value from here
-    places = _WindowQueue(directory / "places", 2, dtype, window_rows)  # a value, and the place where it ends up
-    windows = [(low, min(low + window_rows, rows)) for low in range(0, rows, window_rows)]
-    # NumPy shuffles from the last place to the first, so a window receives swaps only from windows that are done.
-    for low, end in reversed(windows):
-        window = np.arange(low, end, dtype=dtype)
-        for place, number, value in queue.take(low):
-            exchange_values(window, low, place, value)
-            places.send(value, number)
-        for start, stop, swaps in shuffle.swap_places(window, low):
-            queue.send(*swaps)
-            # A place that is swapped with an earlier window gets its final value when that window makes the exchange.
-            stays = np.ones(stop - start, bool)
-            stays[swaps[1] - dtype.type(start)] = False
-            places.send(window[start - low : stop - low][stays], np.arange(start, stop, dtype=dtype)[stays])
-        if low == 0:  # The first place is swapped with no earlier one.
-            places.send(window[:1], np.zeros(1, dtype))
-    for low, end in windows:
-        new_places = np.empty(end - low, dtype)
-        for value, number in places.take(low):
-            new_places[value - dtype.type(low)] = number
-        yield new_places
-
-
-class _Shuffle:
-    """Swaps of places by the random integers of np.random.RandomState(seed)."""
-
-    def __init__(self, seed: int, dtype: np.dtype[Any]) -> None:
-        # RandomState alone has the legacy seeding; the generator under it returns raw integers in large blocks.
-        self._generator = np.random.MT19937()
-        self._generator.state = np.random.RandomState(seed).get_state(legacy=False)  # type: ignore[assignment]
-        self._raw = np.zeros(0, np.uint64)
-        self._swaps: NDArray[Any] = np.empty((3, DRAWS), dtype)
-
-    def swap_places(self, window: Places, low: int) -> Iterator[tuple[int, int, NDArray[Any]]]:
-        """Swap a window's places from last to first.
-
-        Yield the range [start, stop) of places done in this step, and the swaps with earlier windows, [3, n]: the place
-        there, the place here, and its value.
-        """
-        last, bottom = low + len(window) - 1, max(low, 1)
-        while last >= bottom:
-            draws_per_place, stop = (2, max(bottom, WIDE)) if last >= WIDE else (1, bottom)
-            if len(self._raw) < draws_per_place:
-                self._raw = np.concatenate((self._raw, self._generator.random_raw(DRAWS - len(self._raw))))
-            draws, previous_last = self._raw, last
-            if draws_per_place == 2:
-                # NumPy joins two draws for a place beyond 2^32, the upper half first.
-                pairs = self._raw[: len(self._raw) // 2 * 2].reshape(-1, 2)
-                draws = (pairs[:, 0] << np.uint64(32)) | pairs[:, 1]
-            last, num_draws, num_swaps = swap_rows(window, low, last, stop, draws, self._swaps)
-            self._raw = self._raw[num_draws * draws_per_place :]
-            yield last + 1, previous_last + 1, self._swaps[:, :num_swaps]
-
-
-class _WindowQueue:
-    """Rows of numbers in files, one per window; a row's first number decides its window."""
-
-    def __init__(self, stem: Path, width: int, dtype: np.dtype[Any], window_rows: int) -> None:
-        """stem: prefix of the files' paths. width: numbers in a row. window_rows: places in a window."""
-        self._stem, self._width, self._dtype, self._window_rows = stem, width, dtype, window_rows
-
-    def send(self, *columns: Places) -> None:
-        """Append rows, given by columns [n]; the first has the places that decide the windows."""
-        window = (columns[0] // self._dtype.type(self._window_rows)).astype(np.uint16)
-        order = np.argsort(window, kind="stable")  # NumPy sorts 16-bit numbers by radix, which is faster
-        rows = np.stack([column[order] for column in columns], axis=1)
-        ends = np.cumsum(np.bincount(window)).tolist() if len(window) else []
-        # A window's rows begin where those before end; no window begins at the last end.
-        for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-            if start < end:
-                with open(self._path(number), "ab") as file:
-                    rows[start:end].tofile(file)
-
-    def take(self, low: int) -> Iterator[NDArray[Any]]:
-        """Yield and remove the rows sent to the window from place `low`, in parts, as columns [width, n]."""
-        path = self._path(low // self._window_rows)
-        if path.exists():
-            with open(path, "rb") as file:
-                while len(rows := np.fromfile(file, self._dtype, DRAWS * self._width)):
-                    yield np.ascontiguousarray(rows.reshape(-1, self._width).T)
-            path.unlink()
-
-    def _path(self, window: int) -> Path:
-        """Return the path of a window's file by the window's number."""
-        return self._stem.with_name(f"{self._stem.name}-{window}")
-
-
-@jit
-def swap_rows(
-    window: NDArray[np.uint32], low: int, last: int, stop: int, draws: NDArray[np.uint64], swaps: NDArray[np.uint32]
-) -> tuple[int, int, int]:
-    """Continue a shuffle at place `last`, down to `stop` or until no draws are left.
-
-    window: values of the places from `low` on. swaps: output: places before the window, the place that each is swapped
-    with, and the value there. Returns (the last place that is not done, draws used, number of swaps written).
-    """
-    num_swaps = num_draws = 0
-    # As in NumPy, a draw is masked to the bits of the last place, and a larger one is lost.
-    mask = 1
-    while mask < last:
-        mask = 2 * mask + 1
-    for draw in draws:
-        if last < stop:
-            break
-        num_draws += 1
-        place = np.int64(draw) & mask
-        if place > last:
-            continue
-        value = window[last - low]
-        if place >= low:
-            window[last - low] = window[place - low]
-            window[place - low] = value
-        else:
-            swaps[0, num_swaps] = place
-            swaps[1, num_swaps] = last
-            swaps[2, num_swaps] = value
-            num_swaps += 1
-        last -= 1
-        if last == mask >> 1:
-            mask >>= 1
-    return last, num_draws, num_swaps
-
-
-@jit
-def exchange_values(
-    window: NDArray[np.uint32], low: int, places: NDArray[np.uint32], values: NDArray[np.uint32]
-) -> None:
-    """Exchange the values at places, one after another; `values` receives the previous ones.
-
-    window: values of the places from `low` on.
-    """
-    for i in range(len(places)):
-        place = np.int64(places[i]) - low
-        before = window[place]
-        window[place] = values[i]
-        values[i] = before
+    permutation = np.arange(rows, dtype=np.uint32 if rows <= 1 << 32 else np.uint64)
+    np.random.RandomState(seed).shuffle(permutation)
+    places: NDArray[np.unsignedinteger] = np.empty_like(permutation)
+    # An index of all rows would take as much memory as the permutation, so the inverse is made in parts.
+    for start in range(0, rows, INVERTED_ROWS):
+        part = permutation[start : start + INVERTED_ROWS]
+        places[part] = np.arange(start, start + len(part), dtype=places.dtype)
+    return places
 
 
 LEFT_OUT = -1
@@ -442,11 +283,10 @@ def split_sizes(job: Job, by_source: Sequence[int]) -> dict[str, int]:
     return {"train": total - held_out, "val": val, "test": held_out - val}
 
 
-def order_rows(job: Job, records: list[ChunkRecord], window_rows: int) -> dict[str, int]:
+def order_rows(job: Job, records: list[ChunkRecord]) -> dict[str, int]:
     """Write the positions of all rows to <work>/POSITIONS, and return the rows of each split.
 
-    records: all chunks, in row order. window_rows: rows of a window of the shuffle, two arrays of which are in memory
-    at once.
+    records: all chunks, in row order.
     """
     rules = job.rules
     algorithm = None if rules.split is None else rules.split.algorithm
@@ -468,14 +308,12 @@ def order_rows(job: Job, records: list[ChunkRecord], window_rows: int) -> dict[s
         kept = (int(part.sum()) for part in kept_masks(job, records)) if rules.negative_drop_rate else None
         source_rows = rows_by_source(job, records, kept)
         sizes = split_sizes(job, source_rows)
-        numbers, directory = _number_kept_rows(job, records), job.work / "permutation"
+        numbers = _number_kept_rows(job, records)
         if algorithm is not None and algorithm.is_random:
             # The test rows, which come last here, are taken from the front of the permutation.
-            places = inverse_permutation(sum(source_rows), rules.split_seed, directory, window_rows)
-            numbers = _permute(numbers, places, sum(source_rows), sizes["train"])
+            numbers = _permute(numbers, inverse_permutation(sum(source_rows), rules.split_seed), sizes["train"])
         elif rules.train_seed is not None:
-            places = inverse_permutation(sizes["train"], rules.train_seed, directory, window_rows)
-            numbers = _permute(numbers, places, sizes["train"], shift=0)
+            numbers = _permute(numbers, inverse_permutation(sizes["train"], rules.train_seed), shift=0)
     total, first = sum(record.rows for record in records), sizes["train"]
     held_out = max(1, sizes["val"] + sizes["test"])
     dtype = np.dtype(np.int32 if total <= np.iinfo(np.int32).max else np.int64)
@@ -541,26 +379,15 @@ def _number_by_choice(choice: NDArray[np.signedinteger], following: NDArray[np.i
     return numbers
 
 
-def _permute(
-    numbers: Iterator[Positions], places: Iterator[NDArray[Any]], rows: int, shift: int
-) -> Iterator[Positions]:
-    """Replace the n-th number of `numbers` in 0..rows - 1 by the n-th of `places`, plus `shift` modulo `rows`.
+def _permute(numbers: Iterator[Positions], places: NDArray[np.unsignedinteger], shift: int) -> Iterator[Positions]:
+    """Replace the n-th number of `numbers` below len(places) by places[n], plus `shift` modulo len(places).
 
     Other numbers stay: of rows that are left out, and of val and test where train alone is permuted.
     """
-    # Parts of `numbers` are chunks, parts of `places` windows, so the rest of a window waits for the next chunk.
-    rest = np.zeros(0, np.int64)
+    begin = 0
     for part in numbers:
-        in_part = (part >= 0) & (part < rows)
-        moved, filled = np.empty(int(np.count_nonzero(in_part)), np.int64), 0
-        while filled < len(moved):
-            rest = rest if len(rest) else next(places)
-            size = min(len(rest), len(moved) - filled)
-            moved[filled : filled + size] = rest[:size]
-            rest, filled = rest[size:], filled + size
-        moved = (moved + shift) % rows if shift else moved
-        if len(moved) < len(part):
-            part[in_part] = moved
-            yield part
-        else:
-            yield moved
+        moves = (part >= 0) & (part < len(places))
+        end = begin + int(np.count_nonzero(moves))
+        part[moves] = (places[begin:end].astype(np.int64) + shift) % max(1, len(places))
+        begin = end
+        yield part

@@ -98,12 +98,11 @@ def test_another_job_at_work_is_respected(tmp_path: Path) -> None:
 
 
 Constants = list[tuple[ModuleType | type, str, Any]]
-WINDOWS: Constants = [(job, "WINDOWS_PER_BUDGET", 2**31 // 4 // 40)]
 PARTS: Constants = [(gather, "WINDOW_ROWS", 190), (gather, "PART_ROWS", 1)]
 PARTS += [(job, f"{name}_BLOCK_ROWS", 37) for name in ("MIN", "MAX")]
-# The keys, and constants that are others; slow ones are of stages that a quick one is of, too.
-QUICK_PIECES: list[tuple[str, Constants]] = [
-    ("data.encoding=amd_blog", WINDOWS + PARTS),
+# The keys, and constants that are others.
+PIECES: list[tuple[str, Constants]] = [
+    ("data.encoding=amd_blog", PARTS),
     ("data.encoding=torchrec_fixed", PARTS),
     ("data.schema=schema.yaml data.raw=rows.csv", [(job, "MIN_OWN_CHUNK_BYTES", 700)]),
     # Val has as many rows as one chunk of its shard: the halves of two.
@@ -113,8 +112,6 @@ QUICK_PIECES: list[tuple[str, Constants]] = [
         [(job, "MIN_OWN_CHUNK_BYTES", 100)],
     ),
 ]
-SLOW_PIECES = [("data.encoding=dlrm_kaggle", WINDOWS), ("data.encoding=torchrec", WINDOWS)]
-PIECES = [*QUICK_PIECES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_PIECES)]
 
 
 @pytest.mark.medium

@@ -114,6 +114,13 @@ def test_files_are_as_they_were(state: Path, monkeypatch: pytest.MonkeyPatch, ke
     assert files(state) == before
 
 
+def test_too_many_rows_to_shuffle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data_prep.job.PLACE_BYTES", 1 << 26)
+    message = r"MiB are too few to shuffle about \d+ rows; give data\.memory_budget=\d+MiB"
+    refused(message, prepare, *write_rows(tmp_path), "data.encoding=torchrec_fixed")
+    prepare(*write_rows(tmp_path), "data.encoding=hash", "data.max_ind_range=9")
+
+
 def test_a_full_disk_leaves_another_job_s_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw, _ = write_rows(tmp_path)
     work = tmp_path / "new/.work"

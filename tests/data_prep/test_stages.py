@@ -1,7 +1,6 @@
-"""What stages store, order and fit: codes, columns, packed rows, shuffles in windows, dense columns, multi-hot."""
+"""What stages store, order and fit: codes, columns, packed rows, shuffles, dense columns, multi-hot."""
 
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 from data_prep.codec.values import FITS, transform_column
 from data_prep.dataset.multi_hot import MultiHotTables
 from data_prep.stages import fit as fit_dense
-from data_prep.stages import place as permutation
 from data_prep.stages.fit import UNIT_EXPONENT, exact_sums
 from data_prep.stages.place import inverse_permutation
 from data_prep.stages.write import RowLayout
@@ -44,30 +42,10 @@ def test_packed_rows_come_back_at_other_indices(num_dense: int, largest: tuple[i
         np.testing.assert_array_equal(outputs[kind][back[places[~left_out]]], array[~left_out])
 
 
-def by_numpy_s_generator(rows: int, seed: int, wide: int) -> NDArray[np.int64]:
-    """The shuffle as NumPy's legacy code does it, places from `wide` on drawn by its next_uint64."""
-    bits = np.random.MT19937()
-    state: Any = np.random.RandomState(seed).get_state(legacy=False)
-    bits.state = state
-    order = np.arange(rows)
-    for last in range(rows - 1, 0, -1):
-        draw = bits.ctypes.next_uint64 if last >= wide else bits.ctypes.next_uint32
-        mask = 2 ** last.bit_length() - 1
-        while (place := draw(bits.ctypes.state) & mask) > last:
-            pass
-        order[[last, place]] = order[[place, last]]
-    return order
-
-
-@pytest.mark.parametrize(("window_rows", "draws"), [(64, 50), (200, 51), (1000, 1 << 18)])
-def test_more_rows_than_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window_rows: int, draws: int) -> None:
-    """2^32 rows cannot be tried; instead the limit is lowered to 300 of 1,000, here and in what it is held against."""
-    monkeypatch.setattr(permutation, "WIDE", 300)
-    monkeypatch.setattr(permutation, "DRAWS", draws)
-    parts = list(inverse_permutation(1000, 7, tmp_path / "files", window_rows))
-    assert all(part.dtype == np.uint64 for part in parts)
-    np.testing.assert_array_equal(np.concatenate(parts), np.argsort(by_numpy_s_generator(1000, 7, wide=300)))
-    np.testing.assert_array_equal(by_numpy_s_generator(1000, 7, wide=2**32), np.random.RandomState(7).permutation(1000))
+@pytest.mark.parametrize("rows", [0, 1, 1000, 300_000])
+def test_places_are_the_inverse_of_numpy_s_permutation(rows: int) -> None:
+    places = inverse_permutation(rows, 7)
+    np.testing.assert_array_equal(places[np.random.RandomState(7).permutation(rows)], np.arange(rows))
 
 
 LIMIT = float(np.finfo(np.float64).max) / 2
