@@ -238,15 +238,12 @@ def open_array(path: Path) -> NDArray[Any]:
     return array
 
 
-def rows_range(path: Path, start: int, stop: int, width: int, dtype: DTypeLike) -> FileRange:
-    """Return the byte range of rows start..stop of a .npy file [rows, width]."""
-    row_bytes = width * np.dtype(dtype).itemsize
-    return FileRange(path, HEADER_BYTES + start * row_bytes, (stop - start) * row_bytes)
-
-
 def read_rows(blocks: Sequence[tuple[Path, int, int]], width: int, dtype: DTypeLike) -> Iterator[NDArray[Any]]:
     """Yield rows start..stop of the .npy file [rows, width] for each of `blocks`; the next block is read ahead."""
-    ranges = (rows_range(*block, width, dtype) for block in blocks)
+    row_bytes = width * np.dtype(dtype).itemsize
+    ranges = (
+        FileRange(path, HEADER_BYTES + start * row_bytes, (stop - start) * row_bytes) for path, start, stop in blocks
+    )
     for (_, start, stop), content in zip(blocks, read_ranges(ranges), strict=True):
         yield content.view(dtype).reshape(stop - start, width)
 

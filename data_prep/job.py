@@ -460,7 +460,7 @@ def worker_bytes(data: DataConfig, job: Job, stage: Literal["parse", "stream", "
         return num_bytes + 2 * counts_bytes(data)
     block_bytes = 40 * MEBIBYTE
     if stage == "encode":
-        # Of a shuffled row: a shard, whole or as two windows, with its input or with chunks as packed rows.
+        # Of a shuffled row: packed in its chunk, with its place, or in a window of a shard, with the input.
         shard_rows = max(1, job.shard_bytes // SHUFFLED_ROW_BYTES)
         return num_bytes + block_bytes + (232 * shard_rows if job.rules.is_arranged else 0)
     chunks = 2 if stage == "stream" else 1
