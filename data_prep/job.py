@@ -445,7 +445,7 @@ WORKER_BYTES = 190 * MEBIBYTE
 SERVER_BYTES = 110 * MEBIBYTE  # memory of the fork server that workers do not share
 ARROW_BYTES = 40 * MEBIBYTE  # libraries that parse a user's own table
 COUNTS_PER_BUDGET = 16  # a feature's value counts take two, and so does merging them
-PLACE_BYTES = 8  # of a row, while all are shuffled: a place, and its inverse
+SORTED_BYTES = 8  # of a row, where all are shuffled (a place, and its inverse) or sorted
 SAMPLE_BYTES = MEBIBYTE
 SORT_BYTES_PER_VALUE = 28  # while the sorted table of 64-bit values is built
 DISK_MARGIN = 1.05  # required room over the bytes that are reckoned
@@ -544,24 +544,29 @@ def workers_to_encode(data: DataConfig, job: Job, workers: int, table_values: di
 
 
 def check_room(data: DataConfig, path: Path, job: Job) -> None:
-    """Refuse to start if the output and intermediate files will not fit on the disk, or a shuffle not in memory."""
+    """Refuse to start if the disk has no room for the output and intermediate files, or the memory for all rows."""
     rows = sum(_estimate_rows(job, source) for source in job.sources)
-    rules, places_bytes = job.rules, int(PLACE_BYTES * rows) + PARENT_BYTES + SERVER_BYTES
-    algorithm = None if rules.split is None else rules.split.algorithm
-    shuffles = rules.train_seed is not None or (algorithm is not None and algorithm.is_random and not algorithm.chooses)
-    if shuffles and places_bytes > _budget_here(data):
-        raise UserError(
-            f"data.memory_budget: {_budget_here(data) >> 20} MiB are too few to shuffle about {rows:,.0f} rows; give "
-            f"data.memory_budget={-(-places_bytes // MEBIBYTE)}MiB, and a machine or container with as much"
-        )
+    algorithm, num_bytes = job.rules.split and job.rules.split.algorithm, PARENT_BYTES + SERVER_BYTES
+    num_bytes += int(SORTED_BYTES * rows)
+    # This process holds a number of each row at once where all are permuted or sorted.
+    purposes = {
+        "shuffle": job.rules.train_seed is not None or (algorithm and algorithm.is_random and not algorithm.chooses),
+        "order the times of": algorithm and algorithm.reads == "times",
+        "find the quantiles of": job.table is not None and any(name == "quantile" for _, name in job.table.transforms),
+    }
+    for purpose, is_needed in purposes.items():
+        if is_needed and num_bytes > _budget_here(data):
+            raise UserError(
+                f"data.memory_budget: {_budget_here(data) >> 20} MiB are too few to {purpose} about {rows:,.0f} rows; "
+                f"give data.memory_budget={-(-num_bytes // MEBIBYTE)}MiB, and a machine or container with as much"
+            )
     # Files written before the job was stopped.
     existing_bytes = sum(file.stat().st_size for file in job.work.rglob("*") if file.is_file())
     required_bytes = dataset_bytes(rows, job.schema, job.rules) - existing_bytes
     if job.table is not None and job.rules.order is not None:  # all texts once more, at most
         required_bytes += int(sum(source.bytes * (GZIP_RATIO if source.compressed else 1) for source in job.sources))
-    if job.table is not None and job.needs_statistics:  # numbers before their transform, and those sorted for quantiles
-        num_sorted = sum(name == "quantile" for _, name in job.table.transforms)
-        required_bytes += int(rows * job.raw_dense_dtype.itemsize * (len(job.schema.dense) + num_sorted))
+    if job.table is not None and job.needs_statistics:  # numbers before their transform
+        required_bytes += int(rows * job.raw_dense_dtype.itemsize * len(job.schema.dense))
     require_room([Need(path, required_bytes, "for the dataset", about=True)], "free some, or choose another data.path")
 
 

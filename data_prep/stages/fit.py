@@ -5,8 +5,7 @@ rows in the chunk. For a user's own table, parsing counts the dictionaries' valu
 only some of the rows count, `counts` has the counts and first rows of these values.
 
 Sums are exact integers and quantiles are values of rows, so a fit depends on train's rows alone, not on their order,
-chunks or workers. Each chunk's values of a column with quantiles are sorted on disk; the quantiles are found by
-bisection over all chunks, so memory does not grow with the rows.
+chunks or workers.
 """
 
 import shutil
@@ -27,7 +26,7 @@ from data_prep.codec.values import FITS
 from data_prep.dataset.format import Rules
 from data_prep.dataset.options import DenseTransform, VocabularyOrder
 from data_prep.executor import Counters, Executor
-from data_prep.io import FileRange, FileWriter, open_array, read_ranges, write_array
+from data_prep.io import FileRange, FileWriter, open_array, read_ranges
 from data_prep.job import VALUE_BYTES, ChunkRecord, Job, LoggedTask, path_of
 from data_prep.lookup import TEXT_KINDS, DenseRange, join_ranges, vocabulary_path
 from data_prep.stages.columns import DICTIONARIES, StoredDictionary, read_column, write_code_counts
@@ -267,7 +266,6 @@ def dense_ranges(job: Job, records: list[ChunkRecord]) -> list[DenseRange]:
 
 
 NUM_QUANTILES = FITS["quantile"]
-SORTED = "sorted.npy"  # suffix of a chunk's file: sorted values of each column with quantiles, [columns, rows] float64
 UNIT_EXPONENT = 1126  # every float64 is a multiple of 2^-1126, as `exact_sums` divides it
 MANTISSA_BITS = 53
 SUMMED_ROWS = 1 << 14  # so that sums of products of 36 bits are exact in float64
@@ -290,18 +288,22 @@ class DenseRecord:
     squares: list[str] = field(default_factory=list)
 
 
+def dense_below(job: Job, record: ChunkRecord, begin: int, limit: int) -> NDArray[np.float64]:
+    """Return a chunk's dense values [rows, N] at positions below `limit`; the chunk begins with row `begin`."""
+    dense = open_array(job.chunk_path(record.source, record.chunk, "integers.npy"))
+    return dense[rows_below(job, record, begin, limit)]
+
+
 def describe_dense(
     job: Job, record: ChunkRecord, begin: int, limit: int, fitted: Sequence[tuple[int, str]], counters: Counters
 ) -> DenseRecord:
     """Return the statistics of a chunk's rows at positions below `limit`; the chunk begins with row `begin`.
 
-    They are range and exact sums of each fitted column, by its transform; for quantiles, sorted values are written.
-    fitted: index and transform of each column with a fit.
+    They are range and exact sums of each fitted column, by its transform. fitted: index and transform of each column
+    with a fit.
     """
-    stem = job.chunk_stem(record.source, record.chunk)
-    dense = open_array(path_of(stem, "integers.npy"))
-    dense = dense[rows_below(job, record, begin, limit)]
-    result, sorted_columns = DenseRecord(len(dense)), []
+    dense = dense_below(job, record, begin, limit)
+    result = DenseRecord(len(dense))
     for index, name in fitted:
         values = dense[:, index] + 0.0  # a copy, in which -0 is 0
         result.low.append(float(values.min(initial=np.inf)))
@@ -310,10 +312,6 @@ def describe_dense(
             total, square = exact_sums(values)
             result.sums.append(hex(total))
             result.squares.append(hex(square))
-        elif name == "quantile":
-            sorted_columns.append(np.sort(values))
-    if sorted_columns:
-        result.files[SORTED] = write_array(path_of(stem, SORTED), np.stack(sorted_columns), job.checksum(SORTED))
     counters.add(record.files["integers.npy"].bytes, record.rows)
     return result
 
@@ -327,33 +325,42 @@ def fit_dense(job: Job, records: Sequence[ChunkRecord], limit: int, executor: Ex
     fitted = tuple((index, name) for index, name in job.table.indexed_transforms if name in FITS)
     if not fitted:
         return {}
-    tasks, begin = list[LoggedTask[DenseRecord]](), 0
+    tasks, chunks, begin = list[LoggedTask[DenseRecord]](), list[tuple[ChunkRecord, int]](), 0
     for record in records:
         if record.rows and (job.rules.is_arranged or begin < limit):
             size, stem = (record.files["integers.npy"].bytes, record.rows), job.chunk_stem(record.source, record.chunk)
             describe = partial(describe_dense, job, record, begin, limit, fitted)
             tasks.append(LoggedTask("dense", stem, DenseRecord, size, describe))
+            chunks.append((record, begin))
         begin += record.rows
     with executor.stage("fit numbers", sum(task.size[0] for task in tasks)):
         results = list(executor.map(tasks))
-    filled = [(task, result) for task, result in zip(tasks, results, strict=True) if result.rows]
+    filled = [result for result in results if result.rows]
     fits: dict[str, list[float]] = {}
-    # Only standard columns have sums, and only quantile columns sorted values, so each kind is numbered by itself.
-    num_standard = num_quantile = 0
+    num_standard = 0  # Only standard columns have sums, so they are numbered by themselves.
     for place, (index, name) in enumerate(fitted):
-        low, high = min(result.low[place] for _, result in filled), max(result.high[place] for _, result in filled)
         if name == "minmax":
-            fit = [low, high]
+            fit = [min(result.low[place] for result in filled), max(result.high[place] for result in filled)]
         elif name == "standard":
-            sums = [(result.rows, result.sums[num_standard], result.squares[num_standard]) for _, result in filled]
+            sums = [(result.rows, result.sums[num_standard], result.squares[num_standard]) for result in filled]
             fit = _mean_and_deviation([(rows, int(total, 16), int(square, 16)) for rows, total, square in sums])
             num_standard += 1
         else:
-            columns = [open_array(path_of(task.stem, SORTED))[num_quantile] for task, _ in filled]
-            fit = _quantiles(columns, low, high)
-            num_quantile += 1
+            values, end = np.empty(sum(result.rows for result in filled)), 0
+            for record, begin in chunks:
+                part = dense_below(job, record, begin, limit)[:, index]
+                values[end : end + len(part)] = part
+                end += len(part)
+            fit = quantiles(values)
         fits[job.schema.dense[index]] = fit
     return fits
+
+
+def quantiles(values: NDArray[np.float64]) -> list[float]:
+    """Return the values at NUM_QUANTILES evenly spaced ranks; sorts `values`."""
+    values.sort()
+    ranks = np.arange(NUM_QUANTILES) * (len(values) - 1) // (NUM_QUANTILES - 1)
+    return (values[ranks] + 0.0).tolist()  # -0 is 0
 
 
 def exact_sums(values: NDArray[np.float64]) -> tuple[int, int]:
@@ -394,32 +401,3 @@ def _mean_and_deviation(sums: Sequence[tuple[int, int, int]]) -> list[float]:
     # isqrt gets 64 further bits, so that its own rounding does not show.
     scaled_variance = rows * square - total * total  # variance * rows^2 * 2^(2 * UNIT_EXPONENT)
     return [mean, isqrt(scaled_variance << 128) / (rows << UNIT_EXPONENT + 64)]
-
-
-def _quantiles(columns: Sequence[NDArray[np.float64]], low: float, high: float) -> list[float]:
-    """Return the values at NUM_QUANTILES evenly spaced ranks of all columns, each sorted, by bisection of the bits.
-
-    low, high: the least and the greatest number.
-    """
-    rows = sum(map(len, columns))
-    ranks = np.arange(NUM_QUANTILES) * (rows - 1) // (NUM_QUANTILES - 1)
-    # Every step halves the range of 64-bit keys, so at most 64 passes find the exact values.
-    lowest, highest = (np.full(NUM_QUANTILES, _number_to_key(np.array(bound)), np.uint64) for bound in (low, high))
-    while (lowest < highest).any():
-        middle = lowest + (highest - lowest) // np.uint64(2)
-        counts = sum(np.searchsorted(column, _key_to_number(middle), "right") for column in columns)
-        is_above = counts > ranks
-        lowest, highest = np.where(is_above, lowest, middle + np.uint64(1)), np.where(is_above, middle, highest)
-    return (_key_to_number(lowest) + 0.0).tolist()
-
-
-def _number_to_key(numbers: NDArray[np.float64]) -> Any:
-    """Return a uint64 for each number; the order of these keys is that of the numbers, so both can be bisected."""
-    bits = numbers.view(np.uint64)
-    # Negative numbers have all bits inverted, and others their sign bit, so keys ascend as numbers do.
-    return np.where(bits >> np.uint64(63), ~bits, bits | np.uint64(1 << 63))
-
-
-def _key_to_number(keys: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Return the numbers of the keys of `_number_to_key`."""
-    return np.where(keys >> np.uint64(63), keys & np.uint64((1 << 63) - 1), ~keys).view(np.float64)

@@ -7,7 +7,7 @@ The positions are an array on disk, int32, or int64 for many rows. positions[i] 
 where train's rows come first, then val's, then test's; -1 marks a row that is left out.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeAlias
@@ -42,7 +42,6 @@ def inverse_permutation(rows: int, seed: int) -> NDArray[np.unsignedinteger]:
 
 
 LEFT_OUT = -1
-BINS = 1 << 16  # bins of a histogram of times
 Choices: TypeAlias = NDArray[np.signedinteger]
 
 
@@ -194,33 +193,34 @@ def choose_by_time(rows: OpenRows) -> Iterator[Choices]:
 def _first_times(rows: OpenRows) -> list[int]:
     """Return the first time of each held-out split: the change of time that is nearest to its share of the rows.
 
-    Each split gets at least one time. The times are read chunk by chunk at each question.
+    Each split gets at least one time.
     """
-
-    def parts() -> Iterator[NDArray[np.int64]]:
+    path = rows.job.work / "times"
+    with open(path, "wb") as file:
         for times, mask in zip(rows.arrays(SPLIT_KEYS), rows.masks(), strict=True):
-            yield times[mask]
+            times[mask].tofile(file)
+    ordered = np.fromfile(path, np.int64)
+    ordered.sort()
+    count = len(ordered)
+    first, last = (int(ordered[0]), int(ordered[-1])) if count else (0, 0)
+    sizes = rows.held_out(count)
+
+    def count_before(time: int) -> int:
+        return int(np.searchsorted(ordered, time))
 
     def next_time(time: int) -> int:
         """Return the earliest time after this one; last + 1 if there is none."""
-        return min((int(part[part > time].min(initial=last + 1)) for part in parts()), default=0)
+        return int(ordered[count_before(time + 1)]) if time < last else last + 1
 
-    def count_before(time: int) -> int:
-        return sum(int((part < time).sum()) for part in parts())
-
-    ranges = [(len(part), int(part.min()), int(part.max())) for part in parts() if len(part)]
-    count = sum(number for number, _, _ in ranges)
-    first, last = min((low for _, low, _ in ranges), default=0), max((high for _, _, high in ranges), default=0)
-    sizes = rows.held_out(count)
     # The last times stay free, so that each later split gets at least one.
     latest = [last]
     for _ in sizes[1:]:
-        earlier = (int(part[part < latest[0]].max(initial=first - 1)) for part in parts())
-        latest.insert(0, max(earlier, default=0))
+        earlier = count_before(latest[0]) - 1
+        latest.insert(0, int(ordered[earlier]) if earlier >= 0 else first - 1)
     starts: list[int] = []
     for number, limit in enumerate(latest):
         rows_before = count - sum(sizes[number:])  # that this split would begin after, whatever the times
-        time = _time_at(parts, rows_before, first, last)
+        time = int(ordered[rows_before]) if rows_before < count else last
         following = next_time(time)
         # Of two equally near changes of time, the earlier one counts.
         if rows_before - count_before(time) > count_before(following) - rows_before:
@@ -236,22 +236,6 @@ def _first_times(rows: OpenRows) -> list[int]:
                 "data.split.column, or use another method"
             )
     return starts
-
-
-def _time_at(parts: Callable[[], Iterator[NDArray[np.int64]]], place: int, low: int, high: int) -> int:
-    """Return the time that would be at index `place` if all times of `parts`, from low to high, were sorted."""
-    # Each pass counts the times in BINS parts of the range, and goes on in one of them. It narrows the range 65,536
-    # times, so any 64-bit times take at most four passes, and none is sorted.
-    while low < high:
-        width = (high - low) // BINS + 1
-        counts = np.zeros(BINS, np.int64)
-        for part in parts():
-            counts += np.bincount((part[(part >= low) & (part <= high)] - low) // width, minlength=BINS)
-        before = np.concatenate([[0], np.cumsum(counts)])
-        number = int(np.searchsorted(before, place, side="right")) - 1
-        place -= int(before[number])
-        low, high = low + number * width, min(high, low + (number + 1) * width - 1)
-    return low
 
 
 POSITIONS = "positions.npy"

@@ -115,7 +115,7 @@ def test_files_are_as_they_were(state: Path, monkeypatch: pytest.MonkeyPatch, ke
 
 
 def test_too_many_rows_to_shuffle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_prep.job.PLACE_BYTES", 1 << 26)
+    monkeypatch.setattr("data_prep.job.SORTED_BYTES", 1 << 26)
     message = r"MiB are too few to shuffle about \d+ rows; give data\.memory_budget=\d+MiB"
     refused(message, prepare, *write_rows(tmp_path), "data.encoding=torchrec_fixed")
     prepare(*write_rows(tmp_path), "data.encoding=hash", "data.max_ind_range=9")
