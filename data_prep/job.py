@@ -1,6 +1,6 @@
-"""A job: its inputs, its description and log, its directory of work, and its budget of memory.
+"""A job: its inputs, its directory of work with the results of tasks, and its budget of memory.
 
-A chunk is consecutive rows of one source. Its files lie in <dataset>/.work/chunks/:
+A chunk is consecutive rows of one source. Its files lie in <dataset>/.work/<digest>/chunks/:
     00000-00012.{labels,dense,sparse}.npy   as in a shard
     00000-00012.weights.npy                 as in a shard, if a user's table has sample weights
     00000-00012.columns                     vocabulary: values (see data_prep/stages/columns.py)
@@ -11,10 +11,10 @@ A chunk is consecutive rows of one source. Its files lie in <dataset>/.work/chun
     00000-00012.split.npy                   the split column's times or values, int64 [rows, 1], if a column decides
     00000-00012.counts                      distinct values of each feature (see data_prep/stages/fit.py)
     00000-00012.{positions,moved,moved-*}.npy  rows on their way to other shards (see data_prep/stages/write.py)
-    00000-00012.parsed.json and others      the task log: one record per task
+    00000-00012.parsed.json and others      the result of each task, with the checksums of its other files
 
-The task log makes jobs resumable. A task writes its record after its files are on disk. It does not run again while the
-files match the record.
+A job resumes by these files alone. A task writes its result last, and does not run again while its files are there and
+whole. The directory's name holds the digest of what makes them: parameters, and sources with their sizes and times.
 """
 
 import errno
@@ -219,7 +219,7 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 
 def save_record(stem: Path, stage: str, record: Record) -> None:
-    """Log that a stage has written the files <stem>.*; a task does this last."""
+    """Write the result of a stage, which vouches for the files <stem>.* that it names; a task does this last."""
     path = path_of(stem, f"{stage}.json")
     temporary = temporary_path(path)
     # No sync: load_record detects damage by a power cut to the record or to its files.
@@ -228,7 +228,7 @@ def save_record(stem: Path, stage: str, record: Record) -> None:
 
 
 def load_record(stem: Path, stage: str, record_type: type[RecordT]) -> RecordT | None:
-    """Return the logged record of a stage if all its files have the recorded checksums, else None."""
+    """Return the result of a stage if all its files have the recorded checksums, else None."""
     try:
         record = decode(path_of(stem, f"{stage}.json").read_bytes(), record_type)
     except (FileNotFoundError, ValueError):
@@ -242,8 +242,8 @@ def path_of(stem: Path, suffix: str) -> Path:
 
 
 @dataclass(frozen=True)
-class LoggedTask(Generic[RecordT]):
-    """A task that runs once, however often its job is stopped; see the task log above.
+class ResumableTask(Generic[RecordT]):
+    """A task that runs once, however often its job is stopped.
 
     Attributes:
         stage: part of the record's name.
@@ -260,7 +260,7 @@ class LoggedTask(Generic[RecordT]):
     do: Callable[[Counters], RecordT]
 
     def __call__(self, counters: Counters) -> RecordT:
-        """Return the task's record: the logged one if its files still match it, else that of running the task now."""
+        """Return the task's record: the one on disk if its files match it, else that of running the task now."""
         record = load_record(self.stem, self.stage, self.record_type)
         if record is None:
             self.stem.parent.mkdir(parents=True, exist_ok=True)
@@ -273,7 +273,6 @@ class LoggedTask(Generic[RecordT]):
 
 LOCK_NAME = "lock"
 PLAN_NAME = "finish.json"
-JOB_NAME = "job.json"
 CLEARING_NAME = "clearing"  # marks that an older dataset is being removed, so that its remaining files are ours
 
 
@@ -304,37 +303,39 @@ def claim_work(root: Path) -> Iterator[Path]:
     except Timeout as error:
         raise UserError(f"{root}: another job is writing here; wait for it, or choose another data.path") from error
     try:
-        if (work / PLAN_NAME).exists():
-            _complete_moves(work, root)
+        for plan in work.rglob(PLAN_NAME):
+            _complete_moves(plan.parent, root)
         yield work
     finally:
         # Finished chunks and a plan of moves are what a later job resumes from. The directory goes while the lock is
         # held, so that no other job begins in it meanwhile.
-        if not any(work.glob(f"{CHUNKS_DIRECTORY}/*.json")) and not (work / PLAN_NAME).exists():
+        if not any(work.rglob(f"{CHUNKS_DIRECTORY}/*.json")) and not any(work.rglob(PLAN_NAME)):
             shutil.rmtree(work, ignore_errors=True)
         lock.release()
         if not existed and root.exists() and not any(root.iterdir()):
             root.rmdir()
 
 
-def keep_or_discard_work(work: Path, parameters: dict[str, Any], sources: Sequence[Source]) -> None:
-    """Keep the work of a killed job with the same parameters and sources; discard any other."""
+def job_directory(work: Path, parameters: dict[str, Any], sources: Sequence[Source]) -> Path:
+    """Return the directory of the files of a job, whose name is the digest of what makes them."""
     # Sources count with their sizes and times, since a changed file makes other chunks.
     description = {"format": WORK_FORMAT, "parameters": parameters, "sources": [asdict(source) for source in sources]}
-    content = json.dumps(description).encode()
-    path = work / JOB_NAME
-    if path.exists() and path.read_bytes() == content:
-        print(f"{work.parent}: resuming where the last job stopped", file=sys.stderr)
-    else:
-        if path.exists():
-            print(f"{work.parent}: discarding the unfinished work of another job", file=sys.stderr)
-        for entry in work.iterdir():
-            if entry.is_dir():
-                shutil.rmtree(entry)
-            elif entry.name != LOCK_NAME:
-                entry.unlink()
-        write_atomically(path, content)
-    (work / CHUNKS_DIRECTORY).mkdir(exist_ok=True)
+    return work / hashlib.sha256(json.dumps(description).encode()).hexdigest()[:16]
+
+
+def begin_or_resume(work: Path) -> None:
+    """Make the directory of a job or keep what a killed one has left in it; discard the work of other jobs."""
+    others = [entry for entry in work.parent.iterdir() if entry.name not in (work.name, LOCK_NAME)]
+    if work.exists():
+        print(f"{work.parents[1]}: resuming where the last job stopped", file=sys.stderr)
+    elif others:
+        print(f"{work.parents[1]}: discarding the unfinished work of another job", file=sys.stderr)
+    for entry in others:
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    (work / CHUNKS_DIRECTORY).mkdir(parents=True, exist_ok=True)
 
 
 def refuse_foreign_files(root: Path, work: Path, raw_files: Sequence[Path]) -> None:
@@ -347,7 +348,7 @@ def refuse_foreign_files(root: Path, work: Path, raw_files: Sequence[Path]) -> N
         if any(path.resolve().is_relative_to(directory.resolve()) for directory in dataset_paths):
             raise UserError(f"{path}: lies where data.path={root} will be written; choose another data.path")
     # A dataset that is being replaced has no manifest, but the mark tells that the files are its own.
-    if (root / MANIFEST_NAME).exists() or (work / CLEARING_NAME).exists() or not root.exists():
+    if (root / MANIFEST_NAME).exists() or any(work.rglob(CLEARING_NAME)) or not root.exists():
         return
     for directory in dataset_paths:
         if directory.exists() and any(directory.iterdir()):

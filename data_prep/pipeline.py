@@ -1,7 +1,7 @@
 """Preparation of a dataset of rows from raw files, in one function per step.
 
 `prepare_rows` finds the sources and settles the job. `run_stages` parses them to chunks, fits vocabularies, encodes,
-and makes shards. `finish.describe_dataset` builds the manifest. Every task is logged in <dataset>/.work, so the same
+and makes shards. `finish.describe_dataset` builds the manifest. Files of tasks stay in <dataset>/.work, so the same
 command resumes a killed job. The result depends only on the sources and the parameters, not on workers or kills.
 """
 
@@ -32,7 +32,7 @@ from data_prep.dataset.format import Manifest, unseen_sentence
 from data_prep.dataset.kinds import data_checks, misleading_sentences
 from data_prep.dataset.options import CRITEO, to_json
 from data_prep.executor import Executor, open_executor, peak_memory, start_fork_server
-from data_prep.job import Job, keep_or_discard_work
+from data_prep.job import Job, begin_or_resume
 from data_prep.lookup import column_transforms, map_tables, write_tables
 from data_prep.sources.discover import GIVEN, given_md5s, missing_days
 from data_prep.sources.download import SOURCE_MD5, note_times, source_sums
@@ -99,9 +99,10 @@ def prepare_rows(data: DataConfig, root: Path) -> Manifest:
             from data_prep.encoding import find_split_column  # imports pyarrow, which Criteo's rows do not need
 
             column = find_split_column(rules.split_column, rules.split.algorithm.reads == "times", table, sources)
-        job = Job(work, sources, schema, rules, chunk_bytes, table, expected_sums, keeps_texts, per_shard, column)
+        directory = jobs.job_directory(work, parameters, sources)
+        job = Job(directory, sources, schema, rules, chunk_bytes, table, expected_sums, keeps_texts, per_shard, column)
         jobs.check_room(data, root, job)
-        keep_or_discard_work(work, parameters, sources)
+        begin_or_resume(directory)
         manifest = _make_dataset(data, root, job, parameters)
     splits = ", ".join(f"{name} {split.rows:,}" for name, split in manifest.splits.items())
     rate = "" if manifest.label_rate is None else f"label rate {manifest.label_rate:.4f}, "

@@ -27,7 +27,7 @@ from data_prep.dataset.format import Rules
 from data_prep.dataset.options import DenseTransform, VocabularyOrder
 from data_prep.executor import Counters, Executor
 from data_prep.io import FileRange, FileWriter, open_array, read_ranges
-from data_prep.job import VALUE_BYTES, ChunkRecord, Job, LoggedTask, path_of
+from data_prep.job import VALUE_BYTES, ChunkRecord, Job, ResumableTask, path_of
 from data_prep.lookup import TEXT_KINDS, DenseRange, join_ranges, vocabulary_path
 from data_prep.stages.columns import DICTIONARIES, StoredDictionary, read_column, write_code_counts
 from data_prep.stages.place import rows_below
@@ -213,7 +213,7 @@ def fit_vocabularies(
 
     records: all chunks, in row order. max_bytes: see `fit_feature`.
     """
-    counts, tasks, begins, begin = list[ChunkCounts](), list[LoggedTask[ChunkRecord]](), list[int](), 0
+    counts, tasks, begins, begin = list[ChunkCounts](), list[ResumableTask[ChunkRecord]](), list[int](), 0
     for record in records:
         if job.rules.counts_while_parsing and begin + record.rows <= limit:
             counts.append(ChunkCounts(record, PARSED_COUNTS if job.table is None else DICTIONARIES, begin))
@@ -221,7 +221,7 @@ def fit_vocabularies(
         elif job.rules.is_arranged or begin < limit:
             size, count = (record.value_bytes, record.rows), partial(count_chunk, job, record, begin, limit)
             stem = job.chunk_stem(record.source, record.chunk)
-            tasks.append(LoggedTask("counted", stem, ChunkRecord, size, count))
+            tasks.append(ResumableTask("counted", stem, ChunkRecord, size, count))
             begins.append(begin)
         begin += record.rows
     with executor.stage("count", sum(task.size[0] for task in tasks)):
@@ -233,7 +233,7 @@ def fit_vocabularies(
         for feature, name in enumerate(job.schema.sparse):
             stem, size = vocabulary_path(job.work, name).with_suffix(""), (_counted_bytes(counts, feature), 0)
             fit = partial(fit_feature, job, feature, counts, max_bytes)
-            fits.append(LoggedTask("fitted", stem, VocabularyRecord, size, fit))
+            fits.append(ResumableTask("fitted", stem, VocabularyRecord, size, fit))
         return dict(zip(job.schema.sparse, executor.map(fits), strict=True))
 
 
@@ -325,12 +325,12 @@ def fit_dense(job: Job, records: Sequence[ChunkRecord], limit: int, executor: Ex
     fitted = tuple((index, name) for index, name in job.table.indexed_transforms if name in FITS)
     if not fitted:
         return {}
-    tasks, chunks, begin = list[LoggedTask[DenseRecord]](), list[tuple[ChunkRecord, int]](), 0
+    tasks, chunks, begin = list[ResumableTask[DenseRecord]](), list[tuple[ChunkRecord, int]](), 0
     for record in records:
         if record.rows and (job.rules.is_arranged or begin < limit):
             size, stem = (record.files["integers.npy"].bytes, record.rows), job.chunk_stem(record.source, record.chunk)
             describe = partial(describe_dense, job, record, begin, limit, fitted)
-            tasks.append(LoggedTask("dense", stem, DenseRecord, size, describe))
+            tasks.append(ResumableTask("dense", stem, DenseRecord, size, describe))
             chunks.append((record, begin))
         begin += record.rows
     with executor.stage("fit numbers", sum(task.size[0] for task in tasks)):

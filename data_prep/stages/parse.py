@@ -107,7 +107,7 @@ def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
 
 
 def _parse_chunk(task: ParseTask, chunk: int, counters: Counters) -> ChunkRecord:
-    """Return the record of one chunk: the logged one if its files still match it, else that of parsing it now."""
+    """Return the record of one chunk: the one on disk if its files match it, else that of parsing it now."""
     job, index, place = task.job, task.source, task.place
     source = job.sources[index]
     record = load_record(job.chunk_stem(index, chunk), PARSED, ChunkRecord)
@@ -271,7 +271,7 @@ class ChunkWriter(AbstractContextManager["ChunkWriter"]):
                 self._values_per_row = [len(values) / len(np.unique(values % modulus)) for values in columns if rows]
 
     def finish(self) -> ChunkRecord:
-        """Close the files in any case, count the values for a vocabulary, and log the chunk."""
+        """Close the files in any case, count the values for a vocabulary, and write the record."""
         try:
             return self._finish()
         finally:

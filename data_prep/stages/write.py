@@ -51,7 +51,7 @@ from data_prep.job import (
     VALUE_BYTES,
     ChunkRecord,
     Job,
-    LoggedTask,
+    ResumableTask,
     claim_work,
     find_finished,
     path_of,
@@ -403,7 +403,7 @@ def make_shards(job: Job, chunks: Sequence[ParsedChunk], rows: dict[str, int], e
 
     rows: each split's number of rows.
     """
-    kept, scatter, features = list[ParsedChunk](), list[LoggedTask[ChunkRecord]](), chunks[0].features
+    kept, scatter, features = list[ParsedChunk](), list[ResumableTask[ChunkRecord]](), chunks[0].features
     columns = packed_columns(job, features)
     row_bytes = FIELD_BYTES * max(each.stop for each in columns.values())
     for chunk in chunks:
@@ -413,7 +413,7 @@ def make_shards(job: Job, chunks: Sequence[ParsedChunk], rows: dict[str, int], e
             position = None if job.schema.ragged else kept_position(job, chunk.begin, chunk.record.rows)
         if position is None:
             size = chunk.record.rows * row_bytes, chunk.record.rows  # including rows that are left out
-            scatter.append(LoggedTask("moved", chunk.stem, ChunkRecord, size, partial(scatter_chunk, chunk)))
+            scatter.append(ResumableTask("moved", chunk.stem, ChunkRecord, size, partial(scatter_chunk, chunk)))
         elif chunk.record.rows:
             kept.append(replace(chunk, position=position))
     moved: tuple[tuple[int, int], ...] = ()
@@ -443,7 +443,9 @@ def make_shards(job: Job, chunks: Sequence[ParsedChunk], rows: dict[str, int], e
             name = f"{number:05d}"
             plans.append(ShardPlan(job, split, name, start, stop, moved, parts, features, columns))
         low = high
-    tasks = [LoggedTask("gathered", plan.stem, ShardRecord, plan.size, plan.gather) for plan in plans if plan.missing]
+    tasks = [
+        ResumableTask("gathered", plan.stem, ShardRecord, plan.size, plan.gather) for plan in plans if plan.missing
+    ]
     with executor.stage("gather", sum(task.size[0] for task in tasks)):
         records = iter(list(executor.map(tasks)))
     whole = ShardRecord({}, unknown=[0] * len(features))  # hashed values, which are all known

@@ -40,11 +40,12 @@ from data_prep.io import ArrayWriter, open_array, write_array
 from data_prep.job import (
     CHUNKS_DIRECTORY,
     WORKER_BYTES,
-    LoggedTask,
+    ResumableTask,
+    begin_or_resume,
     claim_work,
     find_finished,
     find_sources,
-    keep_or_discard_work,
+    job_directory,
     limit_workers,
     publish,
     refuse_foreign_files,
@@ -116,9 +117,9 @@ class SortTask:
         return self.work / CHUNKS_DIRECTORY / f"{self.source:05d}-{self.number:05d}"
 
     @property
-    def logged(self) -> LoggedTask[SortRecord]:
+    def resumable(self) -> ResumableTask[SortRecord]:
         """Return the task, which runs once."""
-        return LoggedTask("sorted", self.stem, SortRecord, (self.chunk.bytes_of(self.file), 0), self.do)
+        return ResumableTask("sorted", self.stem, SortRecord, (self.chunk.bytes_of(self.file), 0), self.do)
 
     def do(self, counters: Counters) -> SortRecord:
         """Write the runs, of whole batches where these fit; memory holds the events of one run and one batch."""
@@ -195,9 +196,9 @@ class MergeTask:
         return self.work / CHUNKS_DIRECTORY / f"users-{self.number:05d}"
 
     @property
-    def logged(self) -> LoggedTask[MergeRecord]:
+    def resumable(self) -> ResumableTask[MergeRecord]:
         """Return the task, which runs once."""
-        return LoggedTask("merged", self.stem, MergeRecord, (self.events * EVENT_BYTES, self.events), self.do)
+        return ResumableTask("merged", self.stem, MergeRecord, (self.events * EVENT_BYTES, self.events), self.do)
 
     def do(self, counters: Counters) -> MergeRecord:
         """Write the events."""
@@ -327,14 +328,15 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
         for name, attribute in schema.attributes.items():
             check_columns(tables[name], (attribute.item, attribute.column), schema.delimiter, str(path))
         parameters |= {"raw_schema": schema.to_manifest()}
-        keep_or_discard_work(work, parameters, all_sources)
+        directory = job_directory(work, parameters, all_sources)
+        begin_or_resume(directory)
         # A quarter of the budget may hold keys; one takes 64 bytes while all are counted or an attribute is read.
         limit = parse_size(data.memory_budget, "data.memory_budget") // 4 // 64
-        job = EventJob(work, schema, logs, tables, all_sources, chunk_size(data), limit)
+        job = EventJob(directory, schema, logs, tables, all_sources, chunk_size(data), limit)
         manifest, moves = _run_stages(data, root, job, parameters)
         if data.source_kind.figures:
             manifest.extra |= load(data.source_kind.figures)(data, root)
-        manifest = publish(work, root, manifest, moves)
+        manifest = publish(directory, root, manifest, moves)
     for line in _summary_lines(manifest, schema):
         print(f"{root}: {line}", file=sys.stderr)
     return manifest
@@ -363,7 +365,7 @@ def _run_stages(
     workers = limit_workers(data, min(data.workers or usable_cpus(), len(sort_tasks)), need)
     with open_executor(data.scheduler, workers) as executor:
         with executor.stage("sort", sum(task.chunk.bytes_of(task.file) for task in sort_tasks)):
-            records = list(executor.map(task.logged for task in sort_tasks))
+            records = list(executor.map(task.resumable for task in sort_tasks))
             sources = _digest_sources(data, root, job, executor, list(zip(sort_tasks, records, strict=True)))
         executor.release(workers)
         events = sum(record.rows for record in records)
@@ -379,7 +381,7 @@ def _run_stages(
         last_time = max(record.last_time for record in records)
         merge_tasks = _plan_merge(job, users, counts, per_run, runs, last_time, num_embeddings[ITEM])
         with executor.stage("merge", sum(task.events for task in merge_tasks) * EVENT_BYTES):
-            merged = list(executor.map(task.logged for task in merge_tasks))
+            merged = list(executor.map(task.resumable for task in merge_tasks))
         executor.release(1)
         events = sum(record.rows for record in merged)
         figures: dict[str, Any] = {key: sum(each.counts[key] for each in merged) for key in merged[0].counts}

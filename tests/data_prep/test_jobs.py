@@ -172,7 +172,7 @@ def test_a_damaged_unit_is_done_again(tmp_path: Path, days: Path, monkeypatch: p
         patch.setattr(pipeline, "moves_to_dataset", stop)
         with pytest.raises(KeyboardInterrupt):
             preprocess(keys_of(tmp_path, days))
-    work = tmp_path / "out/.work"
+    [work] = (path for path in (tmp_path / "out/.work").iterdir() if path.is_dir())
     for name in ("chunks/00000-00000.dense.npy", "chunks/00000-00001.columns", "gathered/train-00000.sparse.npy"):
         content = bytearray((work / name).read_bytes())
         content[-1] ^= 1
@@ -192,7 +192,7 @@ def test_a_signal_stops_the_job_resumably(tmp_path: Path, days: Path) -> None:
     errors = stopped.stderr
     assert stopped.returncode == 75, errors
     assert "Traceback" not in errors
-    assert len(list((tmp_path / "out" / ".work" / "chunks").glob("*.parsed.json"))) in (2, 3)
+    assert len(list((tmp_path / "out/.work").glob("*/chunks/*.parsed.json"))) in (2, 3)
     assert errors.strip().splitlines()[-1] == "SIGTERM: stopped; run the same command again to resume"
     assert not (tmp_path / "out" / "manifest.json").exists()
     final = run(*arguments)
@@ -306,8 +306,8 @@ KINDS = {
 def at_work(module: str, act: Callable[[], object], patch: Callable[[Any, str, Any], object] = setattr) -> None:
     """Have `act` called when a job's own work begins, which a later start resumes."""
     own = importlib.import_module(module)
-    begin = vars(own)["keep_or_discard_work"]
-    patch(own, "keep_or_discard_work", lambda *each: (begin(*each), act()))
+    begin = vars(own)["begin_or_resume"]
+    patch(own, "begin_or_resume", lambda *each: (begin(*each), act()))
 
 
 def doom(module: str, seconds: float | None, results: int) -> None:
@@ -362,7 +362,7 @@ def kill_again_and_again(
         if not killed.returncode or is_whole:
             break
     assert num_kills > 1
-    has_work = not is_whole and any((tmp_path / "killed/.work/chunks").glob("*.json"))
+    has_work = not is_whole and any((tmp_path / "killed/.work").glob("*/chunks/*.json"))
     final = run(*keys)
     assert final.returncode == 0, final.stderr
     if has_work:

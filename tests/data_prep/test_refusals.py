@@ -123,9 +123,8 @@ def test_too_many_rows_to_shuffle(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_full_disk_leaves_another_job_s_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw, _ = write_rows(tmp_path)
-    work = tmp_path / "new/.work"
+    work = tmp_path / "new/.work/another"
     (work / "chunks").mkdir(parents=True)
-    (work / "job.json").write_text("another job's")
     (work / "chunks/00000-00000.parsed.json").write_text("{}")
     before = files(tmp_path)
     monkeypatch.setattr("common.files.shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
