@@ -1,9 +1,15 @@
-"""Arrays written whole with their checksum, ranges of files read ahead of use, and the progress of a stage."""
+"""Arrays written whole with their checksum, ranges of files read ahead of use, and the progress of a stage.
+
+Files are written by direct I/O where the file system can: in the page cache they would take the place of raw files that
+are still to be read. File systems without it use the page cache.
+"""
 
 import errno
+import fcntl
 import hashlib
 import io
 import mmap
+import os
 import sys
 import threading
 import time
@@ -19,16 +25,19 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from tqdm import tqdm
 
-from common.files import FileDigest, digest_file, format_bytes, temporary_path
+from common.files import FileDigest, format_bytes, temporary_path
 
 if TYPE_CHECKING:
     from data_prep.executor import Counters
 
+PAGE_BYTES = 4096
+PIECE_BYTES = 4 << 20  # written while the next piece is filled
 READ_AHEAD = 2  # ranges read ahead
+DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class FileWriter(AbstractContextManager["FileWriter"]):
-    """Writes a file, which appears with `close`; leaving the context without `close` removes it.
+    """Writes and checksums a file, which appears with `close`; leaving the context without `close` removes it.
 
     Args:
         path: path of the file.
@@ -37,35 +46,77 @@ class FileWriter(AbstractContextManager["FileWriter"]):
 
     def __init__(self, path: Path, checksum: Callable[[], Any] = hashlib.sha256) -> None:
         self.path = path
-        self._start_checksum = checksum
+        self._checksum, self._bytes = checksum(), 0
         self._temporary = temporary_path(path)
-        self._file = open(self._temporary, "wb", buffering=0)  # noqa: SIM115
+        self._file: int | None = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        self._piece, self._filled = _empty_pages(PIECE_BYTES), 0
+        self._thread, self._write = ThreadPoolExecutor(1), Future[None]()
+        self._write.set_result(None)
 
     def __exit__(self, *_: object) -> None:
         self.abandon()
 
     def append(self, array: NDArray[Any]) -> None:
-        """Append the bytes of an array."""
-        rest = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        while rest:
-            rest = rest[self._file.write(rest) :]
+        """Append the bytes of an array; each full piece is written in the background."""
+        rest = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        while len(rest):
+            out = self._piece[self._filled :][: len(rest)]
+            out[:] = rest[: len(out)]
+            self._filled += len(out)
+            rest = rest[len(out) :]
+            if self._filled == PIECE_BYTES:
+                self._send()
 
-    def close(self, header: bytes = b"") -> FileDigest:
-        """Replace the first bytes by `header`, give the file its name, and return its size and checksum."""
+    def close(self) -> FileDigest:
+        """Write the rest, give the file its name, and return its size and checksum."""
         try:
-            self._file.seek(0)
-            self._file.write(header)
-            # What is in the header may be known only now, so the sum takes a pass of its own, over pages in memory.
-            digest = digest_file(self._temporary, self._start_checksum)
+            self._send()
+            self._write.result()
             self._temporary.replace(self.path)
         finally:
             self.abandon()
-        return digest
+        return FileDigest(self._bytes, self._checksum.hexdigest())
 
     def abandon(self) -> None:
-        """Remove an unfinished file; no effect after `close`."""
-        self._file.close()
-        self._temporary.unlink(missing_ok=True)
+        """Stop writing, and remove an unfinished file; no effect after `close`."""
+        self._thread.shutdown()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+            self._temporary.unlink(missing_ok=True)
+
+    def _send(self) -> None:
+        """Write the piece in the background, once the one before is written."""
+        assert self._file is not None
+        content = self._piece[: self._filled].data
+        self._checksum.update(content)
+        self._write.result()
+        self._write = self._thread.submit(_write_past_cache, self._file, content, self._bytes)
+        self._bytes += len(content)
+        self._piece, self._filled = _empty_pages(PIECE_BYTES), 0
+
+
+def _empty_pages(num_bytes: int) -> NDArray[np.uint8]:
+    """Allocate memory [num_bytes] that begins at a page, as direct I/O requires."""
+    memory = np.empty(num_bytes + PAGE_BYTES, np.uint8)
+    start = -memory.ctypes.data % PAGE_BYTES
+    return memory[start : start + num_bytes]
+
+
+def _write_past_cache(file: int, content: memoryview, offset: int) -> None:
+    """Write whole pages at an offset, a multiple of PAGE_BYTES, without the page cache if possible; then the rest."""
+    whole = len(content) // PAGE_BYTES * PAGE_BYTES if DIRECT else 0
+    flags = fcntl.fcntl(file, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(file, fcntl.F_SETFL, flags | DIRECT)
+        done = os.pwrite(file, content[:whole], offset) if whole else 0
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # raised where the file system cannot
+            raise
+        done = 0
+    fcntl.fcntl(file, fcntl.F_SETFL, flags)
+    while done < len(content):
+        done += os.pwrite(file, content[done:], offset + done)
 
 
 class FileRange(NamedTuple):
@@ -170,40 +221,30 @@ class ArrayWriter(AbstractContextManager["ArrayWriter"]):
         path: path of the file, in an existing directory.
         dtype: dtype of the values.
         width: values per row; None for an array of one dimension.
-        rows: number of rows, or None if it is known only at the end.
+        rows: number of rows.
         checksum: constructor of the checksum, such as `hashlib.sha256`.
     """
 
     def __init__(
-        self,
-        path: Path,
-        dtype: DTypeLike,
-        width: int | None,
-        rows: int | None,
-        checksum: Callable[[], Any] = hashlib.sha256,
+        self, path: Path, dtype: DTypeLike, width: int | None, rows: int, checksum: Callable[[], Any] = hashlib.sha256
     ) -> None:
         self.path = path
-        self.rows = 0  # written so far
-        self._dtype, self._width, self._total = np.dtype(dtype), width, rows
+        self._dtype, self._missing = np.dtype(dtype), rows
         self._file = FileWriter(path, checksum)
-        self._file.append(np.frombuffer(npy_header(self._dtype, rows or 0, width), np.uint8))
+        self._file.append(np.frombuffer(npy_header(self._dtype, rows, width), np.uint8))
 
     def __exit__(self, *_: object) -> None:
-        self.abandon()
+        self._file.abandon()
 
     def append(self, rows: NDArray[Any]) -> None:
         """Append [rows, width], or [rows] values if the width is 1 or None."""
         self._file.append(np.ascontiguousarray(rows, self._dtype))
-        self.rows += len(rows)
+        self._missing -= len(rows)
 
     def close(self) -> FileDigest:
-        """Give the file its name, and return its size and checksum."""
-        assert self._total in (None, self.rows), f"{self.path}: {self.rows} rows of {self._total}"
-        return self._file.close(npy_header(self._dtype, self.rows, self._width))
-
-    def abandon(self) -> None:
-        """Remove an unfinished file; no effect after `close`."""
-        self._file.abandon()
+        """Write the rest, give the file its name, and return its size and checksum."""
+        assert not self._missing, f"{self.path}: {self._missing} rows are missing"
+        return self._file.close()
 
 
 def write_array(path: Path, array: NDArray[Any], checksum: Callable[[], Any] = hashlib.sha256) -> FileDigest:

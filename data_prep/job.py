@@ -467,10 +467,10 @@ def worker_bytes(data: DataConfig, job: Job, stage: Literal["parse", "stream", "
     chunks = 2 if stage == "stream" else 1
     if is_own:  # a block's rows as lists of Python texts and in Arrow; and short rows, all different, being coded
         return num_bytes + 120 * MEBIBYTE + chunks * 8 * chunk_bytes
-    # Values to count take 2 bytes per byte of text, as a field of one byte does, and as much again as codes before they
-    # are written. One column of the most rows, being sorted and counted, takes 0.65.
-    to_count = int((2 * chunks + 2.65) * chunk_bytes) if job.rules.order is not None else 0
-    return num_bytes + block_bytes + to_count
+    # A row takes 160 bytes until its chunk is written, and its text at least 80. To count values, their codes take as
+    # much again as the values, 104 bytes, and a column that is sorted 26.
+    to_count = int(1.65 * chunk_bytes) if job.rules.order is not None else 0
+    return num_bytes + block_bytes + chunks * 2 * chunk_bytes + to_count
 
 
 def counts_bytes(data: DataConfig) -> int:

@@ -50,8 +50,10 @@ def test_a_failing_write_leaves_no_file(tmp_path: Path) -> None:
     before, (soft, hard) = set(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (30000, hard))
     try:
-        with FileWriter(tmp_path / "a") as file, pytest.raises(OSError, match="too large"):
+        with FileWriter(tmp_path / "a") as file:
             file.append(np.ones(10000, np.int32))
+            with pytest.raises(OSError, match="too large"):
+                file.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list(tmp_path.iterdir())
