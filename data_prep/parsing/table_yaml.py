@@ -175,12 +175,7 @@ def load_table(path: Path, sources: tuple[Source, ...], text: str | None = None)
     text: the YAML, of which `path` is only a name in errors; None: read the file.
     """
     document = _read_yaml(path, text)
-    forms = {form.name: form for form in map(format_of, sources)}
-    if len(forms) > 1:
-        form_names = " and ".join(sorted(forms))
-        keys = " and ".join(dict.fromkeys(source.key for source in sources))
-        raise UserError(f"{path}: {form_names} files together in {keys}; give files of one kind")
-    [form] = forms.values()
+    form = common_format(sources)
     for key in () if form.has_layout else TEXT_KEYS:
         if key in document:
             fault = f"has no effect, as {sources[0].path} is a {form.name} file"
@@ -189,9 +184,7 @@ def load_table(path: Path, sources: tuple[Source, ...], text: str | None = None)
     if not isinstance(header, bool) or not isinstance(delimiter, str) or len(delimiter) != 1:
         raise UserError(f"{path}: keys header and delimiter: give true or false, and one character")
     dialect = _parse_dialect(path, document, delimiter, sources[0])
-    columns = [form.columns(source, FileLayout((), delimiter, header, dialect=dialect)) for source in sources]
-    if form.merges_columns:
-        columns = _union_by_split(sources, columns)
+    columns = read_columns(form, sources, FileLayout((), delimiter, header, dialect=dialect))
     names = Names(tuple(column.name for column in columns[0]), header)
     layout = {"delimiter": delimiter, "header": header, "names": names.all, "format": form.name, **dialect._asdict()}
     table = Table(**layout, **_parse_fields(path, document, names))
@@ -221,8 +214,20 @@ def drop_empty_files(sources: list[Source]) -> list[Source]:
     return filled
 
 
-def _union_by_split(sources: Sequence[Source], columns: Sequence[Sequence[Column]]) -> list[list[Column]]:
-    """Return each file's columns, joined over all files of its split: JSON rows may lack columns."""
+def common_format(sources: Sequence[Source]) -> Format:
+    """Return the format of some files. Raise UserError if they have several."""
+    forms = {form.name: form for form in map(format_of, sources)}
+    if len(forms) > 1:
+        keys = " and ".join(dict.fromkeys(source.key for source in sources))
+        raise UserError(f"{' and '.join(sorted(forms))} files together in {keys}; give files of one kind")
+    return next(iter(forms.values()))
+
+
+def read_columns(form: Format, sources: Sequence[Source], layout: FileLayout) -> list[list[Column]]:
+    """Return each file's columns; JSON rows may lack some, so these are joined over all files of a split."""
+    columns = [form.columns(source, layout) for source in sources]
+    if not form.merges_columns:
+        return columns
     kinds_of: dict[str | None, dict[str, str]] = {}
     for source, source_columns in zip(sources, columns, strict=True):
         kinds = kinds_of.setdefault(source.split, {})

@@ -11,148 +11,141 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.codec.convert import distinct, plain, refuse_rounded, to_list
-from data_prep.codec.dates import EPOCHS, read_time
+from data_prep.codec.dates import EPOCHS, NUMBERS, number_of, read_time
 from data_prep.codec.files import decode_text
-from data_prep.codec.values import NUMBER, TRUTHS, text_of, text_values, whole_number
+from data_prep.codec.values import NUMBER, TRUTHS, RawRows, text_of, text_values, whole_number
 from data_prep.dataset.format import splitmix64
-from data_prep.parsing.formats import MIN_ROW_BYTES, FileLayout, Format, Size, format_of
+from data_prep.parsing.formats import MIN_ROW_BYTES, FileLayout, Format, Size
 from data_prep.parsing.labels import NULL_MARKS
-from data_prep.parsing.table_yaml import DELIMITERS
+from data_prep.parsing.table_yaml import DELIMITERS, common_format, read_columns
 from data_prep.sources.discover import Source
 from data_prep.sources.line_blocks import LineBlocks
 
 MAX_EXACT = 1 << 16  # fewer different values are counted; more are estimated
-INTEGER = r"^-?[0-9]+(\.0)?$"  # 12.0 as pandas writes columns with gaps, 00042 as postcodes are written
-
-
-class DistinctValues:
-    """Number of different 64-bit values: exact below MAX_EXACT, then estimated by the smallest hashes."""
-
-    def __init__(self) -> None:
-        self._hashes = np.zeros(0, np.uint64)
-
-    def add(self, values: NDArray[np.uint64]) -> None:
-        """Add values [n], of which some may be equal, to each other or to those added before."""
-        hashes = splitmix64(values)
-        if not self.is_exact:
-            hashes = hashes[hashes < self._hashes[-1]]
-        self._hashes = np.union1d(self._hashes, hashes)[:MAX_EXACT]
-
-    @property
-    def is_exact(self) -> bool:
-        """Return whether the number is counted, not estimated."""
-        return len(self._hashes) < MAX_EXACT
-
-    def __len__(self) -> int:
-        """Return the number of different values: counted, or estimated from the density of the smallest hashes."""
-        return len(self._hashes) if self.is_exact else int(MAX_EXACT * 2.0**64 / (int(self._hashes[-1]) + 1))
+INTEGER = re.compile(r"-?[0-9]+(\.0)?")  # 12.0 as pandas writes columns with gaps, 00042 as postcodes are written
 
 
 @dataclass
 class ColumnFigures:
-    """Figures of a column over all rows.
+    """Figures of a column over all rows, and its fields in the sample.
 
     Attributes:
         name, kind: as the file says.
-        rows, missing: rows, and those with an empty field or list.
+        counts: rows by what their text is: empty (or a list without members), mark, truth, integer, fraction, text.
+        marks: rows of each text that means no value, such as NA; it counts as filled.
         has_others: whether a row, or a member of a list, is neither text, number, truth value nor time.
         has_fractions: whether a typed number is not whole, or so large that its type rounds whole numbers.
-        numbers, integers, truths: rows whose text is a number, a whole one, true or false.
-        marks: rows of each text that means no value, such as NA; it counts as filled.
         low, high: range of the numbers.
+        hashes: the smallest hashes of the different values, at most MAX_EXACT.
+        sample: texts of the sampled rows, or lists of texts.
     """
 
     name: str
     kind: str
-    rows: int = 0
-    missing: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    marks: Counter[str] = field(default_factory=Counter)
     has_others: bool = False
     has_fractions: bool = False
-    numbers: int = 0
-    integers: int = 0
-    truths: int = 0
-    marks: Counter[str] = field(default_factory=Counter)
     low: float = np.inf
     high: float = -np.inf
-    distinct: DistinctValues = field(default_factory=DistinctValues)
+    hashes: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    sample: list[Any] = field(default_factory=list)
 
-    def add(self, values: Any) -> list[Any]:
-        """Count a batch of rows, an Arrow array or a list, and return their texts, or lists of texts."""
+    def add(self, values: Any, sampled: NDArray[np.int64]) -> None:
+        """Count a batch of rows, an Arrow array or a list, and keep those with the numbers `sampled`."""
         values = plain(values)
         if self.kind == "list":
-            return self._add_lists(to_list(values))
-        try:
-            refuse_rounded(values, str)
-        except UserError:
-            self.has_fractions = True
-        column = distinct(values)
-        texts, counts = list(map(self._text, column.values)), np.bincount(column.codes, minlength=len(column.values))
-        is_empty = np.array([text == "" for text in texts], np.bool_)
-        self.rows += len(column.codes)
-        self.missing += int(counts[is_empty].sum())
-        self._add_texts(texts, counts)
-        return [texts[code] for code in column.codes.tolist()]
+            bags = [self._members(row) for row in to_list(values)]
+            self.counts.update("text" if bag else "empty" for bag in bags)
+            self.sample += [bags[row] for row in sampled.tolist()]
+            texts = sorted({text for bag in bags for text in bag})
+        else:
+            try:
+                refuse_rounded(values, str)
+            except UserError:
+                self.has_fractions = True
+            column = distinct(values)
+            texts = list(map(self._text, column.values))
+            for text, rows in zip(texts, np.bincount(column.codes).tolist(), strict=True):
+                self._count(text, rows)
+            self.sample += [texts[code] for code in column.codes[sampled].tolist()]
+            texts = list(filter(None, texts))
+        self.add_values(text_values(pa.array(texts, pa.string())))
+
+    def _members(self, row: Any) -> list[str]:
+        """Return the members of a list as texts; none for null and for another value."""
+        members = [member for member in row if member is not None] if isinstance(row, list) else []
+        is_other = row is not None and not isinstance(row, list)
+        self.has_others |= is_other or not all(isinstance(member, str | int) for member in members)
+        return [str(member) for member in members]
 
     def _text(self, value: Any) -> str:
         """Return a value's text as `text_of` has it (True and 1.0 are "1"), but a time in ISO 8601; "" for None."""
-        self.has_fractions |= isinstance(value, float | Decimal) and whole_number(value) is None
         if isinstance(value, date):  # as a datetime is, too
             return value.isoformat()
-        if isinstance(value, str | int | float | Decimal | None):
-            return text_of(value)
-        self.has_others = True
-        return str(value)
+        self.has_fractions |= isinstance(value, float | Decimal) and whole_number(value) is None
+        self.has_others |= not isinstance(value, str | int | float | Decimal | None)
+        return text_of(value)
 
-    def _add_lists(self, rows: list[Any]) -> list[list[str]]:
-        """Count rows of lists, and return each row's members as texts; none for another value."""
-        bags = [row if isinstance(row, list) else [] for row in rows]
-        members = [[member for member in bag if member is not None] for bag in bags]
-        is_other = [row is not None and not isinstance(row, list) for row in rows]
-        is_other += [not isinstance(member, str | int) for bag in members for member in bag]
-        self.has_others |= any(is_other)
-        self.rows += len(rows)
-        self.missing += sum(not bag for bag in bags)
-        texts = [[str(member) for member in bag] for bag in members]
-        self.distinct.add(text_values(pa.array(sorted({text for bag in texts for text in bag}), pa.string())))
-        return texts
+    def _count(self, text: str, rows: int) -> None:
+        """Count a text that stands in some rows."""
+        number, kind = number_of(text, NUMBERS), "text"
+        if text == "":
+            kind = "empty"
+        elif text.strip() in NULL_MARKS:
+            kind = "mark"
+            self.marks[text] += rows
+        elif text.strip().lower() in TRUTHS:
+            kind = "truth"
+        elif not np.isnan(number):
+            kind = "integer" if INTEGER.fullmatch(text) else "fraction"
+            self.low, self.high = min(self.low, number), max(self.high, number)
+        self.counts[kind] += rows
 
-    def _add_texts(self, texts: Sequence[str], counts: NDArray[np.int64]) -> None:
-        """Add texts, of which each stands in `counts` rows, to the figures of the values."""
-        array = pa.array(texts, pa.string())
-        is_number = pc.match_substring_regex(array, f"^({NUMBER})$").to_numpy(zero_copy_only=False)
-        is_integer = pc.match_substring_regex(array, INTEGER).to_numpy(zero_copy_only=False)
-        is_truth = pc.is_in(pc.utf8_lower(array), value_set=pa.array(list(TRUTHS))).to_numpy(zero_copy_only=False)
-        self.numbers += int(counts[is_number].sum())
-        self.integers += int(counts[is_integer].sum())
-        self.truths += int(counts[is_truth].sum())
-        numbers = pc.utf8_trim(array.filter(pa.array(is_number)), " \t").cast(pa.float64()).to_numpy()
-        self.low, self.high = float(numbers.min(initial=self.low)), float(numbers.max(initial=self.high))
-        for text, rows in zip(texts, counts.tolist(), strict=True):
-            if text != "" and text.strip() in NULL_MARKS:
-                self.marks[text] += rows
-        self.distinct.add(text_values(array.filter(pc.not_equal(array, ""))))
+    def add_values(self, values: NDArray[np.uint64]) -> None:
+        """Add values [n], of which some may be equal, to each other or to those added before."""
+        hashes = splitmix64(values)
+        if not self.has_exact_number:
+            hashes = hashes[hashes < self.hashes[-1]]
+        self.hashes = np.union1d(self.hashes, hashes)[:MAX_EXACT]
+
+    @property
+    def has_exact_number(self) -> bool:
+        """Return whether the number of different values is counted, not estimated."""
+        return len(self.hashes) < MAX_EXACT
+
+    @property
+    def num_values(self) -> int:
+        """Return the number of different values: counted, or estimated from the density of the smallest hashes."""
+        if self.has_exact_number:
+            return len(self.hashes)
+        return int(MAX_EXACT * 2.0**64 / (int(self.hashes[-1]) + 1))
 
     @property
     def filled(self) -> int:
         """Return the number of rows whose field is not empty."""
-        return self.rows - self.missing
+        return self.counts.total() - self.counts["empty"]
+
+    def are_numbers(self, with_marks: bool) -> bool:
+        """Return whether every value is a finite number or truth value or, with marks, a number or no value."""
+        numbers, others = self.counts["integer"] + self.counts["fraction"], self.counts["truth"]
+        if with_marks and numbers and self.marks:
+            others = self.counts["mark"]
+        return 0 < self.filled == numbers + others and max(-self.low, self.high) < np.inf
 
     @property
-    def are_numbers(self) -> bool:
-        """Return whether every value is a finite number or truth value."""
-        is_finite = max(-self.low, self.high) < np.inf
-        return 0 < self.filled == self.numbers + self.truths and is_finite and self.kind != "list"
+    def has_value(self) -> NDArray[np.bool_]:
+        """Return a mask of the sampled rows, [rows], whose text means a value."""
+        return np.array([text.strip() not in NULL_MARKS for text in self.sample], np.bool_)
 
     @property
-    def are_marked_numbers(self) -> bool:
-        """Return whether every value is a finite number, but for texts that mean no value."""
-        is_finite = max(-self.low, self.high) < np.inf
-        return self.numbers > 0 and self.filled == self.numbers + self.marks.total() and is_finite
+    def sampled_numbers(self) -> NDArray[np.float64]:
+        """Return the numbers of the sampled rows that have a value."""
+        return np.array([number_of(text, NUMBERS) for text in self.sample if text.strip() not in NULL_MARKS])
 
 
 PATTERNS = (
@@ -165,13 +158,13 @@ DAY = "%Y%m%d"  # of numbers such as 20240131
 MIN_EPOCH, MAX_EPOCH = 631_152_000, 4_102_444_800  # 1990 to 2100, in seconds: earlier numbers are rarely times
 
 
-def time_formats(figures: ColumnFigures, texts: Sequence[Any]) -> list[str | None]:
-    """Return the formats of times that all texts [rows of the sample] of a column have; None for ISO 8601 or a type."""
+def time_formats(figures: ColumnFigures) -> list[str | None]:
+    """Return the formats of times that all sampled texts of a column have; None for ISO 8601 or a type."""
     if figures.kind == "time":
         return [ISO]
     if figures.kind == "list" or figures.has_others or figures.has_fractions:
         return []
-    filled = {text.strip() for text in texts} - NULL_MARKS
+    filled, are_numbers = {text.strip() for text in figures.sample} - NULL_MARKS, figures.are_numbers(with_marks=True)
 
     def is_time(text: str, form: str | None) -> bool:
         moment = read_time(text, form)
@@ -179,109 +172,81 @@ def time_formats(figures: ColumnFigures, texts: Sequence[Any]) -> list[str | Non
             return moment is not None
         return MIN_EPOCH * 1e6 <= moment < MAX_EPOCH * 1e6 and (form != DAY or len(text) == len("20240131"))
 
-    are_numbers = figures.are_numbers or figures.are_marked_numbers
     forms = (*EPOCHS, DAY) if are_numbers else (ISO, *PATTERNS)
     return [form for form in forms if filled and all(is_time(text, form) for text in filled)]
 
 
-def words_of(name: str) -> list[str]:
-    """Return the words of a column's name in lower case: userId and user_id have user and id."""
-    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+", name)]
-
-
 CHUNK_BYTES = 8 << 20  # of a file, read at once
 FIRST_BYTES, LINES = 1 << 20, 50  # of a file, which show the delimiter
-SAMPLE_ROWS, SAMPLE_VALUES = 50_000, 2_000_000  # most rows and fields of the sample
-
-
-@dataclass
-class Sample:
-    """The rows whose numbers have the smallest hashes, in their order: all rows of a small table.
-
-    limit: most rows, after `shrink`. numbers: row numbers from 0. columns: the texts of each column, or lists of texts.
-    largest: rows with larger hashes are left out.
-    """
-
-    limit: int
-    columns: dict[str, list[Any]]
-    numbers: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    largest: int = 2**64 - 1
-
-    def add(self, begin: int, columns: dict[str, list[Any]], rows: int) -> None:
-        """Add a batch of rows, the first of which has the number `begin`."""
-        numbers = np.arange(begin, begin + rows)
-        kept = np.flatnonzero(splitmix64(numbers.astype(np.uint64)) <= np.uint64(self.largest))
-        self.numbers = np.concatenate([self.numbers, numbers[kept]])
-        for name, values in columns.items():
-            self.columns[name] += [values[index] for index in kept.tolist()]
-        # Rows are dropped many at a time, as each time takes a pass over the sample.
-        if len(self.numbers) > 2 * self.limit:
-            self.shrink()
-
-    def shrink(self) -> None:
-        """Drop the rows of the largest hashes beyond the limit."""
-        if len(self.numbers) > self.limit:
-            hashes = splitmix64(self.numbers.astype(np.uint64))
-            kept = np.sort(np.argpartition(hashes, self.limit)[: self.limit])
-            self.largest, self.numbers = int(hashes[kept].max()), self.numbers[kept]
-            self.columns = {name: [values[index] for index in kept.tolist()] for name, values in self.columns.items()}
+SAMPLE_ROWS, SAMPLE_FIELDS = 50_000, 2_000_000  # most rows and fields of the sample
 
 
 @dataclass
 class TableProfile:
-    """Figures of a table: its number of rows; its columns' figures, by name, in file order; and a sample of the rows.
+    """Figures of a table's columns, by name, in file order; and a sample of the rows.
 
-    form, layout: of all files.
+    The sample has the rows whose numbers have the smallest hashes, in their order: all rows of a small table.
+
+    form, layout: of all files. sampled: numbers of the sampled rows. largest: rows with larger hashes are left out.
     """
 
-    sources: tuple[Source, ...]
+    sources: Sequence[Source]
     form: Format
     layout: FileLayout
-    rows: int
     columns: dict[str, ColumnFigures]
-    sample: Sample
+    rows: int = 0
+    sampled: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    largest: int = 2**64 - 1
+
+    def add(self, batch: RawRows) -> None:
+        """Add a batch of rows, which follow those before."""
+        numbers = np.arange(self.rows, self.rows + batch.rows)
+        kept = np.flatnonzero(splitmix64(numbers.astype(np.uint64)) <= np.uint64(self.largest))
+        self.sampled = np.concatenate([self.sampled, numbers[kept]])
+        self.rows += batch.rows
+        for name, figures in self.columns.items():
+            figures.add(batch.columns[name], kept)
+
+    def shrink(self, slack: int) -> None:
+        """Drop the sampled rows of the largest hashes if there are more than `slack` times as many as wanted."""
+        limit = min(SAMPLE_ROWS, max(1000, SAMPLE_FIELDS // max(1, len(self.columns))))
+        if len(self.sampled) > slack * limit:
+            hashes = splitmix64(self.sampled.astype(np.uint64))
+            kept = np.sort(np.argpartition(hashes, limit)[:limit])
+            self.largest, self.sampled = int(hashes[kept].max()), self.sampled[kept]
+            for figures in self.columns.values():
+                figures.sample = [figures.sample[index] for index in kept.tolist()]
 
     def scope(self) -> str:
         """Return a phrase for a heading: the number of all rows, and of the sample's rows if they are fewer."""
-        sampled = len(self.sample.numbers)
+        sampled = len(self.sampled)
         more = "" if sampled == self.rows else f"; rates and distributions of {sampled:,} of them, drawn by a hash"
         return f"all {self.rows:,} rows{more}"
 
 
 def read_profile(sources: Sequence[Source]) -> TableProfile:
     """Return the figures of all rows of some files, and a sample of the rows; the files are read once."""
-    forms = {form.name: form for form in map(format_of, sources)}
-    if len(forms) > 1:
-        raise UserError(f"data.raw: {' and '.join(sorted(forms))} files together; give files of one kind")
-    [form] = forms.values()
+    form = common_format(sources)
     delimiter, header = _find_layout(sources[0]) if form.has_layout else (",", True)
-    columns = form.columns(sources[0], FileLayout((), delimiter, header))
-    names = [column.name for column in columns]
-    if twice := next((name for name, count in Counter(names).items() if count > 1), None):
-        raise UserError(f"{sources[0].path}: row 1: two columns {twice}; rename one of them")
-    kinds = dict(columns)
-    for source in sources[1:]:
-        others = form.columns(source, FileLayout((), delimiter, header))
-        if not form.merges_columns and others != columns:
-            raise UserError(f"{source.path}: other columns than in {sources[0].path}; give like files")
-        for name, kind in others:
-            kinds[name] = kind if kind == "list" else kinds.get(name, kind)
-    lists = tuple(name for name, kind in kinds.items() if kind == "list")
+    columns = read_columns(form, sources, FileLayout((), delimiter, header))
+    names = [name for name, _ in columns[0]]
     # Two columns may lack a name: the index that pandas writes, and an empty one if a delimiter ends each line.
-    names += [name for name in kinds if name not in names]
-    layout = FileLayout(tuple(names), delimiter, header, lists)
-    figures = {name: ColumnFigures(name, kind) for name, kind in kinds.items()}
-    sample = Sample(min(SAMPLE_ROWS, max(1000, SAMPLE_VALUES // max(1, len(kinds)))), {name: [] for name in kinds})
-    rows = 0
+    if twice := next((name for name, count in Counter(names).items() if name and count > 1), None):
+        raise UserError(f"{sources[0].path}: row 1: two columns {twice}; rename one of them")
+    if other := next((each for each, found in zip(sources, columns, strict=True) if found != columns[0]), None):
+        raise UserError(f"{other.path}: other columns than in {sources[0].path}; give like files")
+    figures = {name: ColumnFigures(name, kind) for name, kind in columns[0]}
+    lists = tuple(name for name, column in figures.items() if column.kind == "list")
+    profile = TableProfile(sources, form, FileLayout(tuple(names), delimiter, header, lists), figures)
     for source in sources:
-        for chunk in form.chunks(source, Size(max(MIN_ROW_BYTES, 8 * len(kinds)), lists), CHUNK_BYTES):
-            for batch, _ in form.batches(source, chunk, list(kinds), layout):
-                sample.add(rows, {name: figures[name].add(batch.columns[name]) for name in kinds}, batch.rows)
-                rows += batch.rows
-    sample.shrink()
-    if not rows:
+        for chunk in form.chunks(source, Size(max(MIN_ROW_BYTES, 8 * len(figures)), lists), CHUNK_BYTES):
+            for batch, _ in form.batches(source, chunk, list(figures), profile.layout):
+                profile.add(batch)
+                profile.shrink(slack=2)  # each time takes a pass over the sample, so rows are dropped many at a time
+    profile.shrink(slack=1)
+    if not profile.rows:
         raise UserError(f"{sources[0].path}: no rows in it; get it again, or leave it out of {sources[0].key}")
-    return TableProfile(tuple(sources), form, layout, rows, figures, sample)
+    return profile
 
 
 def _find_layout(source: Source) -> tuple[str, bool]:

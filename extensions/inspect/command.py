@@ -25,7 +25,6 @@ from extensions.inspect.proposal import (
     LEAK_AUC,
     Proposal,
     number_text,
-    numbers_of_sample,
     order_sentences,
     propose_schema,
     value_count_text,
@@ -60,10 +59,10 @@ USES = {"dense": "number", "sparse": "category", "label": "label", "out": "left 
 
 def inspection_page(proposal: Proposal, directory: Path) -> str:
     """Return the HTML of a proposal for files in a directory."""
-    profile, sample, label = proposal.profile, proposal.profile.sample, proposal.label
+    profile, label = proposal.profile, proposal.label
     name = "label rate" if label.is_click else "mean label"
-    parts = [part for part in np.array_split(np.arange(len(sample.numbers)), STRETCHES) if len(part)]
-    places, means = ([float(values[part].mean()) for part in parts] for values in (sample.numbers, label.values))
+    parts = [part for part in np.array_split(np.arange(len(label.values)), STRETCHES) if len(part)]
+    places, means = ([float(values[part].mean()) for part in parts] for values in (profile.sampled, label.values))
     points = [Series(name, places, means, "points")]
     course = Chart("label_rows", f"{name.capitalize()} by row", "row", name, points, steps=False, from_zero=True)
     distributions = [_histogram(proposal, column) for column in proposal.columns_of("dense")[:MAX_COLUMNS]]
@@ -101,18 +100,20 @@ def inspection_page(proposal: Proposal, directory: Path) -> str:
 def _missing_rows(proposal: Proposal, name: str) -> int:
     """Return the number of rows whose field in a column is empty, or a text that means no value."""
     figures = proposal.profile.columns[name]
-    return figures.missing + sum(figures.marks[mark] for mark in proposal.missing)
+    return figures.counts["empty"] + sum(figures.marks[mark] for mark in proposal.missing)
 
 
 def _column_table(proposal: Proposal) -> ReportTable:
     """Return a table of all columns, their use and figures."""
     rows = []
     for name, use in proposal.uses.items():
-        figures, fields = proposal.profile.columns[name], proposal.profile.sample.columns[name]
-        texts = [text for field in fields[:EXAMPLES] for text in (field if isinstance(field, list) else [field])]
+        figures = proposal.profile.columns[name]
+        texts = [
+            text for field in figures.sample[:EXAMPLES] for text in (field if isinstance(field, list) else [field])
+        ]
         examples = ", ".join(repr(text[:SHOWN])[1:-1] for text in dict.fromkeys(texts) if text) or "–"
         is_time = proposal.time is not None and proposal.time[0] == name
-        missing = percent(_missing_rows(proposal, name) / max(1, figures.rows))
+        missing = percent(_missing_rows(proposal, name) / proposal.profile.rows)
         auc = "–" if use.auc is None else f"{use.auc:.3f}"
         place = "time" if is_time else USES[use.place]
         rows.append([name, place, value_count_text(figures), missing, auc, examples, use.reason])
@@ -126,7 +127,7 @@ def _frequent_values(proposal: Proposal, name: str) -> ReportTable:
     [entry], label = proposal.uses[name].entries, proposal.label
     separator = entry["separator"] if isinstance(entry, dict) else ""
     rows, sums = Counter[str](), Counter[str]()
-    for value, number in zip(proposal.profile.sample.columns[name], label.values.tolist(), strict=True):
+    for value, number in zip(proposal.profile.columns[name].sample, label.values.tolist(), strict=True):
         members = value if isinstance(value, list) else value.split(separator) if separator else [value]
         for member in dict.fromkeys(members):
             rows[member] += 1
@@ -144,7 +145,7 @@ def _frequent_values(proposal: Proposal, name: str) -> ReportTable:
 
 def _histogram(proposal: Proposal, name: str) -> Chart:
     """Return a histogram of a column; its lowest and its highest 0.5 % of values are in the outer bars."""
-    numbers = numbers_of_sample(proposal.profile, proposal.profile.columns[name])
+    numbers = proposal.profile.columns[name].sampled_numbers
     chart = Chart(f"distribution_{name}", name, name, "rows", steps=False, from_zero=True, absent="as it has no value")
     if len(numbers):
         low, high = np.quantile(numbers, [0.005, 0.995])

@@ -18,6 +18,7 @@ import yaml
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from data_prep.codec.convert import distinct
 from data_prep.codec.dates import EPOCHS, NUMBERS, PARTS, number_of, read_time
 from data_prep.codec.values import EXACT_INTEGERS, TRUTHS, RawRows
 from data_prep.dataset.format import splitmix64
@@ -25,22 +26,21 @@ from data_prep.dataset.options import COLUMN_AND_RULE, LabelKind, Table, parse_r
 from data_prep.parsing.labels import NULL_MARKS, PAIRS, convert_rows
 from data_prep.parsing.table_yaml import load_table
 from data_prep.sources.discover import Source
-from extensions.inspect.columns import ColumnFigures, TableProfile, read_profile, time_formats, words_of
+from extensions.inspect.columns import ColumnFigures, TableProfile, read_profile, time_formats
 
 MIN_LABELS = 50  # per class, for a meaningful AUC
 PRIOR_ROWS = 10.0  # rows at the base rate that smooth each rate
 BINS = 32  # quantiles of a number
 
 
-def auc_of_column(texts: Sequence[str], numbers: NDArray[np.float64] | None, labels: NDArray[np.bool_]) -> float | None:
-    """Return the AUC of a column's label rates, of each half of the rows by those of the other; None for few labels.
+def auc_of_column(codes: NDArray[np.int64], labels: NDArray[np.bool_]) -> float | None:
+    """Return the AUC of a column's label rates by code [rows], of each half of the rows by those of the other.
 
-    texts: the column's fields [rows], whose label rates are by text. numbers: the same [rows] as numbers, whose label
-    rates are by quantile; None: no numbers. labels: whether each row is positive, [rows].
+    labels: whether each row is positive, [rows]. None with few labels of a class.
     """
     if min(labels.sum(), (~labels).sum()) < MIN_LABELS:
         return None
-    rates, aucs = _rates_of_other_half(_text_codes(texts) if numbers is None else _quantiles(numbers), labels), []
+    rates, aucs = _rates_of_other_half(codes, labels), []
     for half in _halves(len(labels)):
         positives, negatives = rates[half & labels], np.sort(rates[half & ~labels])
         # A positive row wins against each negative one with a lower rate; equal rates count half.
@@ -56,13 +56,7 @@ def _halves(rows: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     return in_first, ~in_first
 
 
-def _text_codes(texts: Sequence[str]) -> NDArray[np.int64]:
-    """Return a code of each text [texts]: its number among the different texts, in order of appearance."""
-    code_of = {text: code for code, text in enumerate(dict.fromkeys(texts))}
-    return np.array([code_of[text] for text in texts], np.int64)
-
-
-def _quantiles(numbers: NDArray[np.float64]) -> NDArray[np.int64]:
+def quantile_codes(numbers: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return a code [numbers] of each number: which of BINS ranges between quantiles it is in, or of fewer."""
     return np.searchsorted(np.unique(np.quantile(numbers, np.arange(1, BINS) / BINS)), numbers, side="left")
 
@@ -77,21 +71,12 @@ def _rates_of_other_half(
 
     priors: [rows]; None: the other half's mean label.
     """
-    rates = np.empty(len(labels))
+    rates, size = np.empty(len(labels)), int(codes.max()) + 1
     for fitted in _halves(len(labels)):
         prior = labels[fitted].mean() if priors is None else priors[~fitted]
-        rates[~fitted] = _smoothed_rates(codes, labels, fitted, ~fitted, prior)
+        sums, rows = np.bincount(codes[fitted], labels[fitted], size), np.bincount(codes[fitted], minlength=size)
+        rates[~fitted] = (sums[codes[~fitted]] + PRIOR_ROWS * prior) / (rows[codes[~fitted]] + PRIOR_ROWS)
     return rates
-
-
-def _smoothed_rates(codes: NDArray[np.int64], labels: NDArray[Any], fitted: Any, scored: Any, prior: Any) -> Any:
-    """Return the mean label of each scored row's code among the fitted rows, smoothed by PRIOR_ROWS rows of the prior.
-
-    fitted, scored: masks or positions of rows. prior: a number, or one for each scored row.
-    """
-    size, others = int(codes.max()) + 1, codes[scored]
-    sums, rows = np.bincount(codes[fitted], labels[fitted], size), np.bincount(codes[fitted], minlength=size)
-    return (sums[others] + PRIOR_ROWS * prior) / (rows[others] + PRIOR_ROWS)
 
 
 def _losses(rates: Any, labels: NDArray[np.float64], is_click: bool) -> NDArray[np.float64]:
@@ -139,30 +124,30 @@ def find_label(profile: TableProfile, label_key: str | None) -> Label:
     label_key: column, or rule such as "rating >= 4"; None: a column named as one of LABEL_NAMES.
     """
     column, rule = _find_label_column(profile, label_key)
-    figures, texts, path = profile.columns[column], profile.sample.columns[column], profile.sources[0].path
+    figures, path = profile.columns[column], profile.sources[0].path
     if figures.kind == "list" or figures.has_others or not figures.filled:
         raise UserError(f"{path}, column {column}: no values that a label can have; name another column in data.label")
     # A rule such as `== none` may name such a word as a value.
     named = None if rule is None else parse_rule(rule).value
     marks = [mark for mark in figures.marks if mark != named]
-    if absent := figures.missing + sum(figures.marks[mark] for mark in marks):
-        places = (row for row, text in zip(profile.sample.numbers, texts, strict=True) if text in ("", *marks))
-        row = next(places, None)
+    if absent := figures.counts["empty"] + sum(figures.marks[mark] for mark in marks):
+        fields = zip(profile.sampled.tolist(), figures.sample, strict=True)
+        row = next((row for row, text in fields if text in ("", *marks)), None)
         first = "" if row is None else f", such as row {row + 1} of the table"
         words = f" ({', '.join(marks)} stands for a missing value)" if marks else ""
         raise UserError(
-            f"{path}, column {column}: {absent:,} of {figures.rows:,} rows have no label{first}{words}; remove these "
+            f"{path}, column {column}: {absent:,} of {profile.rows:,} rows have no label{first}{words}; remove these "
             "rows, or name another column in data.label"
         )
     kind, reason = LabelKind.click, "as data.label says"
     if rule is None:
-        rule, kind, reason = _choose_rule(f"{path}, column {column}", figures, texts)
+        rule, kind, reason = _choose_rule(f"{path}, column {column}", figures)
     # Preparation reads labels by the same functions, and so refuses the same values.
     table = Table(",", True, column, (), (), rule, (column,), label_kind=kind)
     rows = RawRows(
-        {column: pa.array(texts, pa.string())},
-        len(texts),
-        lambda index: f"{path}: row {profile.sample.numbers[index] + 1} of the table",
+        {column: pa.array(figures.sample, pa.string())},
+        len(figures.sample),
+        lambda index: f"{path}: row {profile.sampled[index] + 1} of the table",
     )
     return Label(column, rule, kind, reason, convert_rows(rows, table).labels.astype(np.float64))
 
@@ -190,16 +175,16 @@ def _find_label_column(profile: TableProfile, label_key: str | None) -> tuple[st
     raise UserError(f"data.label={label_key}: no such column; the table has {shown}")
 
 
-def _choose_rule(place: str, figures: ColumnFigures, texts: list[str]) -> tuple[str | None, LabelKind, str]:
+def _choose_rule(place: str, figures: ColumnFigures) -> tuple[str | None, LabelKind, str]:
     """Return the rule by the column's values, None for 0 and 1 or numbers to predict; the labels' kind; and why.
 
-    place: file and column, for errors. texts: [rows of the sample].
+    place: file and column, for errors.
     """
-    counts, numbers = Counter(texts), list[float]()
-    if figures.are_numbers:
-        if figures.low >= 0 and figures.high <= 1 and figures.integers == figures.numbers:
-            return None, LabelKind.click, "of two words, true and yes are 1" if figures.truths else "holds 0 and 1"
-        numbers = [number_of(text, NUMBERS) for text in texts]
+    counts, numbers, has_truths = Counter(figures.sample), list[float](), figures.counts["truth"] > 0
+    if figures.are_numbers(with_marks=False):
+        if figures.low >= 0 and figures.high <= 1 and not figures.counts["fraction"]:
+            return None, LabelKind.click, "of two words, true and yes are 1" if has_truths else "holds 0 and 1"
+        numbers = [number_of(text, NUMBERS) for text in figures.sample]
     words: dict[Hashable, str] = {
         number_of(text, NUMBERS) if numbers else text.strip().lower(): text for text in counts
     }
@@ -207,8 +192,8 @@ def _choose_rule(place: str, figures: ColumnFigures, texts: list[str]) -> tuple[
         value = words[positive]
         return f"== {_quote_value(value)}", LabelKind.click, f"of two values, {value} is the positive one"
     # Of two grades, such as 1 and 5, only a person knows which one is positive.
-    if numbers and not figures.truths and len(words) > 2:
-        if len(figures.distinct) > MAX_GRADES:
+    if numbers and not has_truths and len(words) > 2:
+        if figures.num_values > MAX_GRADES:
             return None, LabelKind.number, "a number of many values, which a model predicts as it is"
         # The grade from which on the share of rows is nearest to a half, as classes of equal size teach most.
         grades = np.unique(numbers)[1:]
@@ -295,13 +280,13 @@ def flow(value: Any) -> str:
 
 def order_sentences(proposal: Proposal) -> list[str]:
     """Return how the rows are sorted, and what that means for each way to split them."""
-    label, sample = proposal.label, proposal.profile.sample
+    label, columns = proposal.label, proposal.profile.columns
     orders, ending = [], ""
-    if groups := [name for name in proposal.groups if _is_grouped(sample.columns[name])]:
+    if groups := [name for name in proposal.groups if _is_grouped(columns[name].sample)]:
         ending = ", of groups that train does not have"
     if times := [name for name, use in proposal.uses.items() if use.ascends]:
         ending = ", which are the newest"
-    if label.is_click and _is_grouped(sample.columns[label.column]):
+    if label.is_click and _is_grouped(columns[label.column].sample):
         orders, ending = [f"sorted by label ({label.column})"], ", which have other labels than train: do not use it"
     orders += [f"in order of {name}" for name in times]
     orders += [f"grouped by {name} (all rows of a value follow each other)" for name in groups]
@@ -396,7 +381,7 @@ def propose_schema(sources: Sequence[Source], label: str | None = None) -> Propo
     for name, figures in profile.columns.items():
         is_label = name == proposal.label.column
         use = Use("label", (), proposal.label.reason) if is_label else _choose_use(proposal, figures)
-        proposal.uses[name] = _judge_leak(proposal, name, use) if proposal.label.is_click else use
+        proposal.uses[name] = _judge_leak(proposal, figures, use) if proposal.label.is_click else use
     proposal.time = _choose_time(proposal)
     # Texts that mean no value are named for columns of numbers and times; in others they are values like any other.
     times = [name for name in proposal.columns_of("sparse") if proposal.uses[name].formats]
@@ -416,29 +401,44 @@ def proposed_text(sources: Sequence[Source], label: str | None) -> str:
 
 def _choose_use(proposal: Proposal, figures: ColumnFigures) -> Use:
     """Return the use of a column that is not the label."""
-    profile, has_text = proposal.profile, proposal.profile.form.has_layout
-    if (reason := _reason_to_leave_out(figures)) is not None:
-        return Use("out", (), reason)
-    values = f"{value_count_text(figures)} values"
+    profile, has_text, values = (
+        proposal.profile,
+        proposal.profile.form.has_layout,
+        f"{value_count_text(figures)} values",
+    )
+    can_name_table = not set(figures.name) & set("./\\\0")  # a category's name is part of a file's name
+    reasons = {
+        "constant: empty in every row": not figures.filled,
+        "no name, as of an index that pandas writes; name it in row 1 to use it": not figures.name,
+        f"{figures.kind}: neither text nor numbers": figures.kind not in KINDS,
+        "lists or objects: neither text nor numbers": figures.has_others,
+        "its name has . / or \\; rename it": figures.kind == "list" and not can_name_table,
+        "constant: the same value in every row": figures.kind != "list"
+        and figures.num_values == 1
+        and figures.filled == profile.rows,
+    }
+    for reason, is_so in reasons.items():
+        if is_so:
+            return Use("out", (), reason)
     if figures.kind == "list":
         return Use("sparse", (figures.name,), f"lists of {values}")
     if has_text or not figures.marks:
-        formats = time_formats(figures, profile.sample.columns[figures.name])
+        formats = time_formats(figures)
         # Numbers may be times or anything else, so only a name makes them times.
-        if formats and (formats[0] not in EPOCHS or TIME_WORDS & set(words_of(figures.name))):
-            return _use_of_time(proposal, figures, formats)
-    can_be_category = not figures.has_fractions and _can_name_table(figures.name)
-    is_number = figures.are_numbers or (figures.are_marked_numbers and has_text)
-    is_number = is_number and figures.kind != "text"  # data_prep takes text of a typed file for categories alone
-    is_whole = is_number and figures.integers == figures.filled - figures.marks.total()
-    empty = figures.missing + (figures.marks.total() if is_number else 0)
-    more = f", {empty / figures.rows:.1%} missing" if empty else ""
-    is_unique = figures.rows >= MIN_ROWS and len(figures.distinct) >= UNIQUE_SHARE * figures.rows
+        if formats and (formats[0] not in EPOCHS or TIME_WORDS & words_of(figures.name)):
+            return _use_of_time(proposal, figures, formats, can_name_table)
+    # data_prep takes text of a typed file for categories alone.
+    is_number = figures.are_numbers(with_marks=has_text) and figures.kind != "text"
+    is_whole = is_number and not figures.counts["fraction"] and not figures.counts["truth"]
+    empty = figures.counts["empty"] + (figures.counts["mark"] if is_number else 0)
+    more = f", {empty / profile.rows:.1%} missing" if empty else ""
+    is_unique = profile.rows >= MIN_ROWS and figures.num_values >= UNIQUE_SHARE * profile.rows
+    can_be_category = not figures.has_fractions and can_name_table
     is_category, evidence = not is_number, ""
     if is_whole and can_be_category:
         is_category, evidence = _judge_numbers(proposal, figures)
     if not is_category:
-        numbers = numbers_of_sample(profile, figures)
+        numbers = figures.sampled_numbers
         if is_whole and is_unique and not empty and (np.diff(numbers) >= 0).all():
             return Use("out", (), "unique: it only rises from row to row")
         return _use_of_number(figures, numbers, more + evidence)
@@ -446,17 +446,21 @@ def _choose_use(proposal: Proposal, figures: ColumnFigures) -> Use:
         return Use("out", (), "fractions, of which some are not finite; write null for NaN")
     if not can_be_category:
         return Use("out", (), "its name has . / or \\, which a category's cannot; rename it")
-    if separator := _find_separator(profile, figures):
+    if separator := _find_separator(figures):
         return Use("sparse", ({"column": figures.name, "separator": separator},), f"several values a field{more}")
     if is_unique:
-        return Use("out", (), f"unique: {values} in {figures.rows:,} rows")
+        return Use("out", (), f"unique: {values} in {profile.rows:,} rows")
     return Use("sparse", (figures.name,), f"{values}{more}{evidence}")
 
 
-def numbers_of_sample(profile: TableProfile, figures: ColumnFigures) -> NDArray[np.float64]:
-    """Return the numbers of a column in the rows of the sample that have one."""
-    texts = profile.sample.columns[figures.name]
-    return np.array([number_of(text, NUMBERS) for text in texts if text.strip() not in NULL_MARKS], np.float64)
+def words_of(name: str) -> set[str]:
+    """Return the words of a column's name in lower case: userId and user_id have user and id."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+", name)}
+
+
+def value_count_text(figures: ColumnFigures) -> str:
+    """Return the number of a column's different values, with "about" if it is estimated."""
+    return f"{'' if figures.has_exact_number else 'about '}{figures.num_values:,}"
 
 
 def _judge_numbers(proposal: Proposal, figures: ColumnFigures) -> tuple[bool, str]:
@@ -467,26 +471,24 @@ def _judge_numbers(proposal: Proposal, figures: ColumnFigures) -> tuple[bool, st
     or hardly better. What scores no better than no column may be users, whose rates are often equal: names and forms
     decide, then how often values repeat.
     """
-    if len(figures.distinct) <= FEW_VALUES:
+    if figures.num_values <= FEW_VALUES:
         return True, ""
-    fields = proposal.profile.sample.columns[figures.name]
-    is_filled = np.array([text.strip() not in NULL_MARKS for text in fields], np.bool_)
-    texts, labels = [text for text in fields if text.strip() not in NULL_MARKS], proposal.label.values[is_filled]
-    name, is_click = figures.name.lower(), proposal.label.is_click
+    labels, is_click = proposal.label.values[figures.has_value], proposal.label.is_click
+    texts, name = [text for text in figures.sample if text.strip() not in NULL_MARKS], figures.name.lower()
     is_id = (
-        bool(ID_WORDS & set(words_of(figures.name)))
+        bool(ID_WORDS & words_of(figures.name))
         or (name.endswith("id") and name not in NO_IDS)
         or max(-figures.low, figures.high) > EXACT_INTEGERS
         or any(re.match("-?0[0-9]", text) for text in texts)
     )
-    repeats = figures.integers / len(figures.distinct)
+    repeats = figures.counts["integer"] / figures.num_values
     few = min((labels > 0).sum(), (labels <= 0).sum()) if is_click else len(labels) // 2
     if repeats < MIN_REPEATS or few < MIN_LABELS:
         return is_id, f", {repeats:.1f} rows a value"
-    quantiles = _quantiles(numbers_of_sample(proposal.profile, figures))
+    quantiles = quantile_codes(figures.sampled_numbers)
     by_none = _rates_of_other_half(np.zeros_like(quantiles), labels)
     by_quantile = _rates_of_other_half(quantiles, labels)
-    by_value = _rates_of_other_half(_text_codes(texts), labels, by_quantile)
+    by_value = _rates_of_other_half(distinct(pa.array(texts)).codes, labels, by_quantile)
     value, quantile, none = (_losses(rates, labels, is_click) for rates in (by_value, by_quantile, by_none))
     means = [losses.mean() for losses in (value, quantile, none)]
     shown = [f"{mean if is_click else math.sqrt(mean):.4g}" for mean in means]
@@ -497,7 +499,7 @@ def _judge_numbers(proposal: Proposal, figures: ColumnFigures) -> tuple[bool, st
     if gain > ERRORS * max(1.0, PRIOR_ROWS / repeats):
         return True, evidence
     # Of fewer values each has a quantile of its own, which says nothing about order.
-    has_order = len(figures.distinct) > BINS and _errors_between(none, quantile) > ERRORS
+    has_order = figures.num_values > BINS and _errors_between(none, quantile) > ERRORS
     if has_order and means[1] - means[0] < LITTLE * (means[2] - means[1]) and (not is_id or gain < -ERRORS):
         return False, evidence
     return is_id or repeats >= PRIOR_ROWS, evidence
@@ -514,7 +516,7 @@ def _use_of_number(figures: ColumnFigures, numbers: NDArray[np.float64], more: s
 
     numbers: of the sample. more: evidence, which the reason ends with.
     """
-    if not figures.numbers:
+    if not figures.counts["integer"] + figures.counts["fraction"]:
         return Use("dense", (figures.name,), f"true or false{more}")
     reason = f"{figures.low:g} to {figures.high:g}"
     # Where some numbers lie far above most of the sample their logarithm is the better input.
@@ -524,74 +526,36 @@ def _use_of_number(figures: ColumnFigures, numbers: NDArray[np.float64], more: s
     return Use("dense", ({"column": figures.name, "transform": "standard"},), f"{reason}{more}")
 
 
-def _reason_to_leave_out(figures: ColumnFigures) -> str | None:
-    """Return why a column cannot be used in any way, for a comment of the schema; None if it can."""
-    if not figures.filled:
-        return "constant: empty in every row"
-    if not figures.name:
-        return "no name, as of an index that pandas writes; name it in row 1 to use it"
-    if figures.has_others or figures.kind not in KINDS:
-        return f"{figures.kind if figures.kind not in KINDS else 'lists or objects'}: neither text nor numbers"
-    if figures.kind == "list" and not _can_name_table(figures.name):
-        return "its name has . / or \\; rename it"
-    if len(figures.distinct) == 1 and figures.kind != "list" and not figures.missing:
-        return "constant: the same value in every row"
-    return None
-
-
-def _can_name_table(name: str) -> bool:
-    """Return whether a column's name can be a category's, which is part of a file's name."""
-    return not set(name) & set("./\\\0")
-
-
-def value_count_text(figures: ColumnFigures) -> str:
-    """Return the number of a column's different values, with "about" if it is estimated."""
-    return f"{'' if figures.distinct.is_exact else 'about '}{len(figures.distinct):,}"
-
-
-def _use_of_time(proposal: Proposal, figures: ColumnFigures, formats: list[str | None]) -> Use:
-    """Return the parts weekday and hour of a column of times that differ between rows and tell something of newer rows.
-
-    Rows are split by time: a part is left out if its label rates in the older half of the rows score the newer half
-    worse than the mean label does, by ERRORS standard errors, as weekdays of few sessions do.
-    """
-    profile, is_click = proposal.profile, proposal.label.is_click
-    fields = [text.strip() for text in profile.sample.columns[figures.name]]
-    is_time = np.array([text not in NULL_MARKS for text in fields], np.bool_)
-    texts, labels = [text for text in fields if text not in NULL_MARKS], proposal.label.values[is_time]
+def _use_of_time(proposal: Proposal, figures: ColumnFigures, formats: list[str | None], can_name_table: bool) -> Use:
+    """Return the use of a column of times: its parts weekday and hour that differ between rows."""
+    texts = [text.strip() for text in figures.sample if text.strip() not in NULL_MARKS]
     times = np.array([read_time(text, formats[0]) for text in texts], np.int64).astype("M8[us]")
-    older, newer = np.array_split(np.argsort(times, kind="stable"), 2)
-    few = min((labels[older] > 0).sum(), (labels[older] <= 0).sum()) if is_click else len(older)
     shown = f"times, {texts[0]} and others" if texts else "times"
     if len(formats) > 1 and formats[0] not in EPOCHS:
         shown += f"; the format may be {formats[1]}, too"
-    parts = []
-    for part in ("weekday", "hour"):
-        name, codes = f"{figures.name}_{part}", PARTS[part](times).astype(np.int64)
-        num_values = len(np.unique(codes))
-        if num_values < 2 or name in profile.columns or not _can_name_table(name):
-            continue
-        if few >= MIN_LABELS:
-            mean = labels[older].mean()
-            by_part = _losses(_smoothed_rates(codes, labels, older, newer, mean), labels[newer], is_click)
-            # Rates of random values cost half a nat a value, or the labels' variance, so only a greater loss counts.
-            cost = num_values * (0.5 if is_click else labels.var()) / len(newer)
-            if _errors_between(by_part - cost, _losses(mean, labels[newer], is_click)) > ERRORS:
-                shown += f"; label rates by {part} in older rows do not hold for newer ones"
-                continue
-        entry = {"column": figures.name, "part": part}
-        parts.append(entry if formats[0] is None else {**entry, "format": formats[0]})
-    is_whole = not figures.missing and not figures.marks and len(figures.distinct) > 2
-    ascends = is_whole and bool((times[1:] >= times[:-1]).all())
+    form = {} if formats[0] is None else {"format": formats[0]}
+    parts = [
+        {"column": figures.name, "part": part, **form}
+        for part in ("weekday", "hour")
+        if f"{figures.name}_{part}" not in proposal.profile.columns
+        and can_name_table
+        and len(np.unique(PARTS[part](times))) > 1
+    ]
+    ascends = _has_many_times(figures) and bool((times[1:] >= times[:-1]).all())
     reason = shown if parts else f"{shown}: no part is of use"
     return Use("sparse" if parts else "out", tuple(parts), reason, None, tuple(formats), ascends)
 
 
-def _find_separator(profile: TableProfile, figures: ColumnFigures) -> str | None:
+def _has_many_times(figures: ColumnFigures) -> bool:
+    """Return whether each row has a time, and there are enough of them to split rows."""
+    return not figures.counts["empty"] and not figures.marks and figures.num_values > 2
+
+
+def _find_separator(figures: ColumnFigures) -> str | None:
     """Return the separator of several values in a field; None if fields hold one value each."""
-    if figures.kind not in ("any", "text") or figures.numbers == figures.filled:
+    if figures.kind not in ("any", "text"):
         return None
-    texts = [text for text in profile.sample.columns[figures.name] if text]
+    texts = [text for text in figures.sample if text]
     whole = set(texts)
     for separator in SEPARATORS:
         divided = sum(separator in text for text in texts)
@@ -604,26 +568,25 @@ def _find_separator(profile: TableProfile, figures: ColumnFigures) -> str | None
 
 def _choose_time(proposal: Proposal) -> tuple[str, str | None] | None:
     """Return the column and format of the time of each row, by which rows are split; None if no column has it."""
-    figures = [proposal.profile.columns[name] for name, use in proposal.uses.items() if use.formats]
-    whole = [each for each in figures if not each.missing and not each.marks and len(each.distinct) > 2]
-    if not whole:
-        return None
+    columns = proposal.profile.columns
+    times = [name for name, use in proposal.uses.items() if use.formats and _has_many_times(columns[name])]
     # A name that says time decides, then the number of different times.
-    best = max(whole, key=lambda each: (bool(TIME_WORDS & set(words_of(each.name))), len(each.distinct)))
-    return best.name, proposal.uses[best.name].formats[0]
+    merit = {name: (bool(TIME_WORDS & words_of(name)), columns[name].num_values) for name in times}
+    best = max(times, key=lambda name: merit[name], default=None)
+    return None if best is None else (best, proposal.uses[best].formats[0])
 
 
-def _judge_leak(proposal: Proposal, name: str, use: Use) -> Use:
+def _judge_leak(proposal: Proposal, figures: ColumnFigures, use: Use) -> Use:
     """Return a column's use with its AUC; leave the column out if it alone predicts the label."""
     if use.place not in ("dense", "sparse"):
         return use
-    fields = proposal.profile.sample.columns[name]
-    texts = ["|".join(value) if isinstance(value, list) else value for value in fields]
-    numbers = None
     if use.place == "dense":
         # Missing numbers are 0 in training.
-        numbers = np.nan_to_num(np.array([number_of(text, NUMBERS) for text in texts]))
-    auc = auc_of_column(texts, numbers, proposal.label.values > 0)
+        codes = quantile_codes(np.nan_to_num(np.array([number_of(text, NUMBERS) for text in figures.sample])))
+    else:
+        texts = ["|".join(field) if isinstance(field, list) else field for field in figures.sample]
+        codes = distinct(pa.array(texts)).codes
+    auc = auc_of_column(codes, proposal.label.values > 0)
     if auc is None or auc <= LEAK_AUC:
         return replace(use, auc=auc)
     reason = f"leaks the label: alone it predicts it with an AUC of {auc:.3f}, by the rates of other rows"
@@ -632,13 +595,13 @@ def _judge_leak(proposal: Proposal, name: str, use: Use) -> Use:
 
 def _require_category(proposal: Proposal) -> None:
     """Make a category of the column with fewest values if there is none. Raise UserError if none can be one."""
+    columns = proposal.profile.columns
     if proposal.columns_of("sparse"):
         return
-    columns = proposal.profile.columns
     names = [
         name
         for name in proposal.columns_of("dense")
-        if _can_name_table(name) and columns[name].numbers == columns[name].integers
+        if not set(name) & set("./\\\0") and not columns[name].counts["fraction"]
     ]
     if not names:
         reasons = "; ".join(f"{name}: {proposal.uses[name].reason}" for name in proposal.columns_of("out"))[:200]
@@ -646,7 +609,7 @@ def _require_category(proposal: Proposal) -> None:
             f"{proposal.profile.sources[0].path}: no column can be a category, of which a model needs one"
             f"{f' ({reasons})' if reasons else ''}; add one, or write the schema yourself (docs/inspect.md)"
         )
-    name = min(names, key=lambda name: len(columns[name].distinct))
+    name = min(names, key=lambda name: columns[name].num_values)
     reason = f"{value_count_text(columns[name])} values; a model needs one category at least"
     proposal.uses[name] = replace(proposal.uses[name], place="sparse", entries=(name,), reason=reason)
 
@@ -655,8 +618,9 @@ def _is_group(proposal: Proposal, name: str) -> bool:
     """Return whether rows of one value of a column belong together, by its name (userid, too) and its values."""
     figures, use = proposal.profile.columns[name], proposal.uses[name]
     words = {*words_of(name), name.lower().removesuffix("id")}
-    is_single = use.place == "sparse" and use.entries == (name,) and figures.kind != "list" and not figures.missing
-    return is_single and bool(GROUP_WORDS & words) and MIN_GROUPS <= len(figures.distinct) <= figures.rows / 2
+    is_single = use.place == "sparse" and use.entries == (name,) and figures.kind != "list"
+    is_many = MIN_GROUPS <= figures.num_values <= proposal.profile.rows / 2 and not figures.counts["empty"]
+    return is_single and bool(GROUP_WORDS & words) and is_many
 
 
 def number_text(value: float) -> str:

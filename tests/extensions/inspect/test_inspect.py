@@ -18,9 +18,9 @@ from common.errors import UserError
 from data_prep.dataset.format import load_manifest, splitmix64
 from data_prep.sources.discover import Source, resolve_sources
 from data_prep.verify import verify_dataset
-from extensions.inspect.columns import MAX_EXACT, DistinctValues
+from extensions.inspect.columns import MAX_EXACT, ColumnFigures
 from extensions.inspect.command import inspection_page
-from extensions.inspect.proposal import Proposal, auc_of_column, order_sentences, propose_schema
+from extensions.inspect.proposal import Proposal, auc_of_column, order_sentences, propose_schema, quantile_codes
 from tests.data_prep.conftest import prepare, seeds
 from tests.data_prep.tables import paths, write
 from tests.error_lines import refused
@@ -255,14 +255,14 @@ def test_auto_trains_on_the_proposal_as_if_it_were_given(tmp_path: Path, capsys:
 
 @pytest.mark.medium
 def test_different_values_are_counted_and_then_estimated() -> None:
-    values = DistinctValues()
+    figures = ColumnFigures("x", "any")
     for start in range(0, 40_000, 1000):
-        values.add(np.arange(start, start + 2000, dtype=np.uint64))
-    assert (len(values), values.is_exact) == (41_000, True)
+        figures.add_values(np.arange(start, start + 2000, dtype=np.uint64))
+    assert (figures.num_values, figures.has_exact_number) == (41_000, True)
     for start in range(0, 1_000_000, 10_000):
-        values.add(np.arange(start, start + 20_000, dtype=np.uint64))
-    assert not values.is_exact
-    assert len(values) == pytest.approx(1_010_000, rel=4 / np.sqrt(MAX_EXACT / 2))
+        figures.add_values(np.arange(start, start + 20_000, dtype=np.uint64))
+    assert not figures.has_exact_number
+    assert figures.num_values == pytest.approx(1_010_000, rel=4 / np.sqrt(MAX_EXACT / 2))
 
 
 def test_the_auc_of_a_column_is_scikit_learn_s() -> None:
@@ -270,12 +270,11 @@ def test_the_auc_of_a_column_is_scikit_learn_s() -> None:
     codes = rng.integers(0, 5, 4000)
     labels = rng.random(4000) < np.array([0.1, 0.3, 0.5, 0.2, 0.8])[codes]
     rates = pd.Series(labels).groupby(codes).mean()[codes]
-    auc = auc_of_column([f"v{code}" for code in codes], None, labels)
-    assert auc == pytest.approx(roc_auc_score(labels, rates), abs=0.01)
-    assert auc_of_column(["a"] * 4000, None, labels) == 0.5
-    assert auc_of_column(["a"] * 60, None, labels[:60]) is None
+    assert auc_of_column(codes, labels) == pytest.approx(roc_auc_score(labels, rates), abs=0.01)
+    assert auc_of_column(np.zeros(4000, np.int64), labels) == 0.5
+    assert auc_of_column(codes[:60], labels[:60]) is None
     numbers = labels + rng.normal(0, 0.01, 4000)
-    assert auc_of_column([""] * 4000, numbers, labels) == pytest.approx(1, abs=0.01)
+    assert auc_of_column(quantile_codes(numbers), labels) == pytest.approx(1, abs=0.01)
 
 
 NAMES = ["label", "y", "click", "rating", "userId", "item_id", "ts", "date", "price", "a.b", "x y", "été", "1", "0"]
