@@ -20,7 +20,6 @@ from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
@@ -80,22 +79,6 @@ class VocabularyFiles(_Digest):
 
     values: Count
     texts: dict[Literal["texts", "offsets"], _Digest] | UnsetType = UNSET
-
-
-class _Shard(JsonObject):
-    """A shard of a split. files: its arrays, by kind."""
-
-    name: FileName
-    rows: Count
-    files: dict[str, _Digest]
-
-
-class _Split(JsonObject):
-    """A split. label_rate: share of labels 1; None if labels are numbers."""
-
-    rows: Count
-    label_rate: Share | None
-    shards: list[_Shard]
 
 
 class _Range(JsonObject):
@@ -203,43 +186,116 @@ class _OtherEncoding(JsonObject):
     dense_transform: DenseTransform | UnsetType | None = UNSET
 
 
-class _Extra(Struct):
-    """Figures that no reader needs; further keys are allowed."""
+SPLITS = ("train", "val", "test")  # in the order of a dataset's rows
+FORMAT_NAME = "clickwork-dataset"
+FORMAT_VERSION = 5
+MANIFEST_NAME = "manifest.json"
+WEIGHTS = "weights"  # kind of the array of sample weights
 
-    bayes: Json | UnsetType = UNSET
+
+@dataclass
+class Shard:
+    """Consecutive rows of one split; `files` has a key for each kind of array (data_prep/dataset/format.py)."""
+
+    name: FileName
+    rows: Count
+    files: dict[str, FileDigest]
 
 
-class Document(JsonObject):
-    """manifest.json of a dataset: these keys, beside `format` and `format_version`.
+@dataclass
+class Split:
+    """A split's shards in row order; label_rate is None for an empty split and for labels that are numbers."""
 
-    schema: columns of the shards. encoding: how rows were encoded, as RawEncoding, OtherEncoding or an extension's.
-    num_embeddings: ids of each sparse feature. splits: shards by split. sources: raw files. label_rate: share of
-    labels 1; None if labels are numbers. tool_version: of the program that wrote it. extra: figures that no reader
-    needs.
+    rows: Count
+    label_rate: Share | None
+    shards: list[Shard]
+
+
+@dataclass
+class Manifest:
+    """Contents and origin of a dataset.
+
+    Attributes:
+        schema: {"label": name, "dense": [N names], "sparse": [F names]}, in column order. "ragged" lists the
+            multi-hot features in the order of `sparse`, if there are any; "label_kind" is "number" for such labels;
+            "weight" is the column of sample weights, if there is one.
+        encoding: name of the encoding and every parameter that decides the shards' bytes; "mean_weight" is the mean of
+            train's sample weights.
+        num_embeddings: table rows of each sparse feature; ids are in [0, num_embeddings).
+        splits: train, val and test; a dataset of events has a single split with another name.
+        sources: the raw files: {"name", "bytes", "sha256", "rows"}, and "split" if the user gave files per split.
+        rows: rows over all splits.
+        label_rate: share of positive labels over all splits; None for labels that are numbers.
+        extra: figures that no reader needs (peak memory, the Bayes AUC of the ground-truth model, …).
     """
 
-    schema: Schema
-    encoding: Json
+    schema: dict[str, Any]
+    encoding: dict[str, Any]
     num_embeddings: dict[Feature, TableRows]
-    splits: dict[FileName, _Split]
-    sources: list[_Source]
+    splits: dict[FileName, Split]
+    sources: list[dict[str, Any]]
     rows: Count
     label_rate: Share | None
     tool_version: str
-    extra: _Extra | UnsetType = UNSET
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ragged(self) -> list[str]:
+        """Return the names of the multi-hot features."""
+        return list(self.schema.get("ragged", []))
+
+    @property
+    def label_kind(self) -> LabelKind:
+        """Return the kind of the labels, `click` unless the schema names another."""
+        return LabelKind(self.schema.get("label_kind", LabelKind.click.value))
+
+    @property
+    def weight(self) -> str:
+        """Return the name of the column of sample weights; empty if there is none."""
+        return str(self.schema.get("weight", ""))
+
+    @property
+    def kind(self) -> DatasetKind:
+        """Return the kind of the dataset, rows or an extension's, by the name of its encoding."""
+        return kind_of(self.encoding.get("name"))
+
+    def require_kind(self, root: Path, kind: DatasetKind, remedy: str = "") -> None:
+        """Raise UserError if the dataset at `root` is of another kind. `remedy` replaces the kind's own."""
+        if self.kind is not kind:
+            raise UserError(f"{root}: holds {self.kind.name}, not {kind.name}; {remedy or kind.remedy}")
+
+    @property
+    def has_given_splits(self) -> bool:
+        """Return whether the user gave files for each split, so that no method divides the rows."""
+        # Null: files were given. Generated and imported rows, and events, have no such key.
+        return self.encoding.get("split", "") is None
+
+    @property
+    def dense_dtype(self) -> np.dtype[Any]:
+        """Return the dtype of the shards' dense arrays."""
+        is_exact = self.encoding.get("dense_transform") == DenseTransform.integers.value
+        return (DenseTransform.integers if is_exact else DenseTransform.raw).dtype
+
+    @property
+    def digest(self) -> str:
+        """Return the SHA-256 of everything that decides the data: all but `extra` and `tool_version`."""
+        content = {k: v for k, v in asdict(self).items() if k not in ("extra", "tool_version")}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def manifest_fault(document: Json) -> str | None:
-    """Return the first error in a manifest without `format` and `format_version`, with its key; None if none."""
+def _manifest_fault(manifest: Manifest) -> str | None:
+    """Return the first error in a manifest whose values have the right types, with its key; None if none."""
     try:
-        checked = convert(document, Document)
         # This raises ValueError for damaged figures.
-        misleading_sentences(convert(document.get("extra", {}), Json))
-        encoding, names = checked.encoding, [choice.value for choice in Encoding]
-        kind = kind_of(str(encoding.get("name")))
-        checks = _check_rows(checked, kind.arrays)
-        if kind.parts is not None:
-            fault = kind.parts().fault(checked)
+        misleading_sentences(manifest.extra)
+        encoding, names = manifest.encoding, [choice.value for choice in Encoding]
+        schema, sources = (
+            convert(manifest.schema, Schema, "schema"),
+            convert(manifest.sources, list[_Source], "sources"),
+        )
+        checks = _check_rows(manifest, schema)
+        if manifest.kind.parts is not None:
+            fault = manifest.kind.parts().fault(manifest)
             checks = chain([(fault is not None, fault or "")], checks)
         elif encoding.get("raw_schema") is None and encoding.get("name") not in names:
             settings = encoding.keys() & set(GENERATORS)
@@ -247,24 +303,27 @@ def manifest_fault(document: Json) -> str | None:
                 convert(encoding[group], dict[str, object], f"encoding.{group}")
             convert({key: encoding[key] for key in encoding if key not in settings}, _OtherEncoding, "encoding")
         else:
-            checks = chain(checks, _check_encoding(checked, convert(encoding, _RawEncoding, "encoding")))
+            checks = chain(
+                checks, _check_encoding(manifest, schema, sources, convert(encoding, _RawEncoding, "encoding"))
+            )
     except ValueError as error:
         return str(error)
     # Later checks rely on earlier ones, so none runs after the first that fails.
     return next((fault for is_wrong, fault in checks if is_wrong), None)
 
 
-def _check_rows(document: Document, arrays: Sequence[str]) -> Iterator[tuple[bool, str]]:
-    """Yield whether keys of any dataset contradict each other, and the message if they do.
-
-    arrays: names of a shard's arrays; empty: those of a dataset of rows.
-    """
-    schema, names = document.schema, tuple(document.num_embeddings)
+def _check_rows(manifest: Manifest, schema: Schema) -> Iterator[tuple[bool, str]]:
+    """Yield whether keys of any dataset contradict each other, and the message if they do."""
+    names = tuple(manifest.num_embeddings)
     yield names != schema.sparse, "keys 'num_embeddings' and 'schema.sparse' name different sparse features"
     ragged = tuple(name for name in schema.sparse if name in schema.ragged)
     yield schema.ragged != ragged, "key 'schema.ragged' is not of sparse features, in their order"
-    kinds = arrays or [*ROW_KINDS, *([WEIGHTS] if schema.weight else []), *(BAG_KINDS if schema.ragged else ())]
-    for name, split in document.splits.items():
+    kinds = manifest.kind.arrays or [
+        *ROW_KINDS,
+        *([WEIGHTS] if schema.weight else []),
+        *(BAG_KINDS if schema.ragged else ()),
+    ]
+    for name, split in manifest.splits.items():
         key, rows = f"key 'splits.{name}", sum(shard.rows for shard in split.shards)
         yield rows != split.rows, f"{key}.rows': split {name!r} has {split.rows} rows, but its shards have others"
         shard_names = {shard.name for shard in split.shards}
@@ -272,15 +331,17 @@ def _check_rows(document: Document, arrays: Sequence[str]) -> Iterator[tuple[boo
         for number, shard in enumerate(split.shards):
             is_other = set(shard.files) != set(kinds)
             yield is_other, f"{key}.shards[{number}].files' is not {', '.join(kinds)}, as by 'schema'"
-    has_rate, is_number = document.label_rate is not None, schema.label_kind is LabelKind.number
+    has_rate, is_number = manifest.label_rate is not None, schema.label_kind is LabelKind.number
     yield has_rate == is_number, "keys 'label_rate' and 'schema' disagree on the kind of labels"
-    in_splits = sum(split.rows for split in document.splits.values())
-    yield document.rows != in_splits, f"key 'rows' is {document.rows}, but the splits have {in_splits}"
+    in_splits = sum(split.rows for split in manifest.splits.values())
+    yield manifest.rows != in_splits, f"key 'rows' is {manifest.rows}, but the splits have {in_splits}"
 
 
-def _check_encoding(document: Document, encoding: _RawEncoding) -> Iterator[tuple[bool, str]]:
+def _check_encoding(
+    manifest: Manifest, schema: Schema, sources: Sequence[_Source], encoding: _RawEncoding
+) -> Iterator[tuple[bool, str]]:
     """Yield checks as `_check_rows` does, of an encoding of raw rows against the schema, the sources and itself."""
-    schema, raw = document.schema, encoding.raw_schema
+    raw = encoding.raw_schema
     is_modulo, vocabulary = encoding.order is None, encoding.vocabulary or {}
     has_range = encoding.max_ind_range is not None
     yield is_modulo and not has_range, "key 'encoding.max_ind_range' is null, but without 'encoding.order' it is needed"
@@ -302,11 +363,11 @@ def _check_encoding(document: Document, encoding: _RawEncoding) -> Iterator[tupl
 
     # Without a method, the user gave files for each split.
     split, has_column = encoding.split, encoding.split_column is not UNSET
-    is_unnamed = split is None and any(source.split is UNSET for source in document.sources)
+    is_unnamed = split is None and any(source.split is UNSET for source in sources)
     yield is_unnamed, "key 'encoding.split' is null, but not each of 'sources' has a 'split'"
     is_other = split is not None and split.algorithm.has_column != has_column
     yield is_other or (split is None and has_column), "key 'encoding.split_column' does not agree with 'encoding.split'"
-    source_rows, rows = sum(source.rows for source in document.sources), document.rows
+    source_rows, rows = sum(source.rows for source in sources), manifest.rows
     is_other = source_rows < rows or (source_rows > rows and not encoding.negative_drop_rate)
     yield is_other, f"key 'sources' is of {source_rows} rows, but 'rows' of {rows}"
 
@@ -354,103 +415,6 @@ def _check_table(encoding: _RawEncoding) -> Iterator[tuple[bool, str]]:
             from_text(text)
         except KeyError:
             yield True, f"key 'encoding.spellings.{name}' {UNKNOWN}"
-
-
-SPLITS = ("train", "val", "test")  # in the order of a dataset's rows
-FORMAT_NAME = "clickwork-dataset"
-FORMAT_VERSION = 5
-MANIFEST_NAME = "manifest.json"
-WEIGHTS = "weights"  # kind of the array of sample weights
-
-
-@dataclass
-class Shard:
-    """Consecutive rows of one split; `files` has a key for each kind of array (data_prep/dataset/format.py)."""
-
-    name: str
-    rows: int
-    files: dict[str, FileDigest]
-
-
-@dataclass
-class Split:
-    """A split's shards in row order; label_rate is None for an empty split and for labels that are numbers."""
-
-    rows: int
-    label_rate: float | None
-    shards: list[Shard]
-
-
-@dataclass
-class Manifest:
-    """Contents and origin of a dataset.
-
-    Attributes:
-        schema: {"label": name, "dense": [N names], "sparse": [F names]}, in column order. "ragged" lists the
-            multi-hot features in the order of `sparse`, if there are any; "label_kind" is "number" for such labels;
-            "weight" is the column of sample weights, if there is one.
-        encoding: name of the encoding and every parameter that decides the shards' bytes; "mean_weight" is the mean of
-            train's sample weights.
-        num_embeddings: table rows of each sparse feature; ids are in [0, num_embeddings).
-        splits: train, val and test; a dataset of events has a single split with another name.
-        sources: the raw files: {"name", "bytes", "sha256", "rows"}, and "split" if the user gave files per split.
-        rows: rows over all splits.
-        label_rate: share of positive labels over all splits; None for labels that are numbers.
-        extra: figures that no reader needs (peak memory, the Bayes AUC of the ground-truth model, …).
-    """
-
-    schema: dict[str, Any]
-    encoding: dict[str, Any]
-    num_embeddings: dict[str, int]
-    splits: dict[str, Split]
-    sources: list[dict[str, Any]]
-    rows: int
-    label_rate: float | None
-    tool_version: str
-    extra: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def ragged(self) -> list[str]:
-        """Return the names of the multi-hot features."""
-        return list(self.schema.get("ragged", []))
-
-    @property
-    def label_kind(self) -> LabelKind:
-        """Return the kind of the labels, `click` unless the schema names another."""
-        return LabelKind(self.schema.get("label_kind", LabelKind.click.value))
-
-    @property
-    def weight(self) -> str:
-        """Return the name of the column of sample weights; empty if there is none."""
-        return str(self.schema.get("weight", ""))
-
-    @property
-    def kind(self) -> DatasetKind:
-        """Return the kind of the dataset, rows or an extension's, by the name of its encoding."""
-        return kind_of(self.encoding.get("name"))
-
-    def require_kind(self, root: Path, kind: DatasetKind, remedy: str = "") -> None:
-        """Raise UserError if the dataset at `root` is of another kind. `remedy` replaces the kind's own."""
-        if self.kind is not kind:
-            raise UserError(f"{root}: holds {self.kind.name}, not {kind.name}; {remedy or kind.remedy}")
-
-    @property
-    def has_given_splits(self) -> bool:
-        """Return whether the user gave files for each split, so that no method divides the rows."""
-        # Null: files were given. Generated and imported rows, and events, have no such key.
-        return self.encoding.get("split", "") is None
-
-    @property
-    def dense_dtype(self) -> np.dtype[Any]:
-        """Return the dtype of the shards' dense arrays."""
-        is_exact = self.encoding.get("dense_transform") == DenseTransform.integers.value
-        return (DenseTransform.integers if is_exact else DenseTransform.raw).dtype
-
-    @property
-    def digest(self) -> str:
-        """Return the SHA-256 of everything that decides the data: all but `extra` and `tool_version`."""
-        content = {k: v for k, v in asdict(self).items() if k not in ("extra", "tool_version")}
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def build_manifest(
@@ -525,12 +489,20 @@ def load_manifest(root: Path) -> Manifest:
             "command that made it with data.overwrite=true"
         )
     kind = document.pop("kind", None)
-    if fault := manifest_fault(document):
+    try:
+        manifest = convert(document, Manifest)
+        # What is not read is not written again, either.
+        written = asdict(manifest)
+        unknown = next((key for key, value in document.items() if written.get(key) != value), None)
+        fault = _manifest_fault(manifest) if unknown is None else f"key {unknown!r}, or one in it, {UNKNOWN}"
+    except ValueError as error:
+        fault = str(error)
+    if fault is not None:
         remedy = "use that version, or preprocess again" if fault.endswith(UNKNOWN) else "preprocess again"
         raise UserError(f"{path}: {fault}; {remedy}")
-    if kind != kind_of(document["encoding"].get("name")).name:
+    if kind != manifest.kind.name:
         raise UserError(f"{path}: key 'kind' is {kind!r}, but 'encoding.name' is of another kind; preprocess again")
-    return Manifest(**{**document, "splits": msgspec.convert(document["splits"], dict[str, Split])})
+    return manifest
 
 
 REMEDY = "preprocess again with data.overwrite=true"  # for a file of the dataset that is missing or changed

@@ -13,7 +13,7 @@ from common.extensions import rows_of_extensions
 if TYPE_CHECKING:
     from common.documents import Json
     from data_prep.config import DataConfig
-    from data_prep.dataset.format import Document, Manifest
+    from data_prep.dataset.format import Manifest
     from data_prep.job import Job
     from data_prep.sources.discover import Source
     from data_prep.stages.write import BuiltShard
@@ -30,7 +30,7 @@ class KindParts(NamedTuple):
 
     prepare: Callable[[DataConfig, Path], Manifest]
     verify: Callable[[Path, Manifest], None]
-    fault: Callable[[Document], str | None]
+    fault: Callable[[Manifest], str | None]
 
 
 @dataclass(frozen=True)

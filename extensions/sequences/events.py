@@ -50,16 +50,7 @@ from data_prep.codec.convert import (
 )
 from data_prep.codec.dates import NUMBERS, SECOND, fault_of_format
 from data_prep.codec.values import CORRECT, RawRows, compared_text, text_values, whole_number
-from data_prep.dataset.format import (
-    REMEDY,
-    Count,
-    Document,
-    JsonObject,
-    Manifest,
-    VocabularyFiles,
-    shard_path,
-    verify_shard,
-)
+from data_prep.dataset.format import REMEDY, Count, JsonObject, Manifest, VocabularyFiles, shard_path, verify_shard
 from data_prep.dataset.kinds import kind_of
 from data_prep.dataset.options import MAX_NUM_EMBEDDINGS, RULE, Feature, TableRows, parse_rule, to_json
 from data_prep.io import open_array
@@ -328,7 +319,7 @@ class EventEncoding(JsonObject):
     vocabulary: dict[Feature, VocabularyFiles]
 
 
-def manifest_fault(document: Document) -> str | None:
+def manifest_fault(document: Manifest) -> str | None:
     """Return the first contradiction in a manifest, or None. Raise ValueError for a value of a wrong type."""
     schema = convert(document.encoding, EventEncoding, "encoding").raw_schema
     if contradiction := schema.fault():
