@@ -1,12 +1,10 @@
 r"""Parser of Criteo's TSV, compiled since every byte passes through it, and the errors of invalid rows.
 
-A row is a label, N integers and F hexadecimal categories, separated by tabs, with \n or \r\n at the end: see
-`parse_row`.
+A row is a label, N integers and F hexadecimal categories, separated by tabs, with \n or \r\n at the end.
 
 A batch holds about as many rows as the nearest cache. The kernel first finds its separators, 64 bytes at a time. It
 then loads each field as a word of eight characters; no load waits for the one before. Checks and arithmetic follow over
-all words alike. A batch with anything unusual is parsed row by row instead, up to the first invalid row, which
-`diagnose_row` describes.
+all words alike. A batch with anything unusual has an invalid row, which Python looks for: `diagnose_row` describes it.
 """
 
 from typing import NamedTuple
@@ -104,86 +102,6 @@ def parse_integer(buffer: NDArray[np.uint8], position: Int) -> tuple[Int, Int]:
     return value, position
 
 
-@jit
-def parse_row(
-    buffer: NDArray[np.uint8],
-    position: Int,
-    row: Int,
-    labels: NDArray[np.int32],
-    dense: NDArray[np.int32],
-    sparse: NDArray[np.uint32],
-) -> Int:
-    """Parse the row at `position` into index `row` of the arrays; return the next row's start, -1 if it is invalid.
-
-    The other arguments are as in `parse_lines`.
-    """
-    label = np.int64(buffer[position]) - ZERO
-    if label < 0 or label > 1 or buffer[position + 1] != TAB:
-        return -1
-    labels[row] = label
-    position += 2
-    for column in range(dense.shape[1]):
-        if buffer[position] == TAB:
-            dense[row, column] = 0
-            position += 1
-            continue
-        value, position = parse_integer(buffer, position)
-        if position < 0 or buffer[position] != TAB:
-            return -1
-        dense[row, column] = value
-        position += 1
-    last = sparse.shape[1] - 1
-    for column in range(last + 1):
-        word = load_u64(buffer, position)
-        invalid = hex_mask(word)
-        if invalid == U0:
-            sparse[row, column] = hex_value(word)
-            position += 8
-        else:
-            length = count_trailing_zeros(invalid) >> U3
-            if length == U0:
-                sparse[row, column] = 0
-            else:
-                # The characters after the field fill the lower nibbles of the value.
-                sparse[row, column] = hex_value(word) >> ((U8 - length) << U2)
-                position += np.int64(length)
-        if column < last:
-            if buffer[position] != TAB:
-                return -1
-            position += 1
-    if buffer[position] == RETURN:
-        position += 1
-    return position + 1 if buffer[position] == NEWLINE else -1
-
-
-@jit
-def parse_rows(
-    buffer: NDArray[np.uint8],
-    start: Int,
-    stop: Int,
-    end: Int,
-    row: Int,
-    labels: NDArray[np.int32],
-    dense: NDArray[np.int32],
-    sparse: NDArray[np.uint32],
-) -> tuple[Int, Int]:
-    """Parse the rows that begin in buffer[start:stop] into the arrays, from index `row` on.
-
-    The other arguments are as in `parse_lines`.
-
-    Returns (rows parsed, position after them); stops at the first row that is invalid or goes beyond `end`.
-    """
-    position = start
-    rows = 0
-    while position < stop:
-        after = parse_row(buffer, position, row + rows, labels, dense, sparse)
-        if after < 0 or after > end:
-            break
-        position = after
-        rows += 1
-    return rows, position
-
-
 BATCH_BYTES = 1 << 15  # bytes of rows parsed at once
 SCAN_BYTES = 64  # bytes scanned at once; as many must be readable after the last row
 MAX_DIGITS = 8
@@ -252,7 +170,7 @@ def load_fields(
     """
     num_dense, num_sparse = shape
     # Faults are collected, and tested once at the end: a branch for each field would hold up the loads.
-    unusual, num_long = np.int64(0), 0
+    unusual, too_long, num_long = np.int64(0), np.int64(0), 0
     index, category = 0, rows * num_dense
     separator, begin = 0, start
     for r in range(rows):
@@ -284,7 +202,7 @@ def load_fields(
             length = end - begin
             words[category] = load_u64(buffer, begin)
             shifts[category] = _shift_of(length)
-            unusual |= np.int64(length > MAX_DIGITS)
+            too_long += np.int64(length > MAX_DIGITS)
             category += 1
             begin = end + 1
         # Tabs and newlines are equal separators above, so a row with too many or too few fields shows only here.
@@ -294,8 +212,8 @@ def load_fields(
         if buffer[begin - 2] == RETURN:
             length = begin - 2 - (separators[separator - 2] + 1)
             shifts[category - 1] = _shift_of(length)
-            unusual |= np.int64(length > MAX_DIGITS)
-    return -1 if unusual else num_long
+            too_long -= np.int64(length == MAX_DIGITS)
+    return -1 if unusual or too_long else num_long
 
 
 @jit
@@ -400,7 +318,7 @@ class Block(NamedTuple):
 
 
 @jit
-def parse_lines(
+def parse_batches(
     buffer: NDArray[np.uint8],
     start: Int,
     end: Int,
@@ -408,14 +326,7 @@ def parse_lines(
     dense: NDArray[np.int32],
     sparse: NDArray[np.uint32],
 ) -> tuple[int, int]:
-    """Parse the whole lines in buffer[start:end]. They end with a newline; PADDING bytes follow them.
-
-    Returns (rows parsed, position of the first row not parsed); the position is `end` if all rows are valid.
-
-    Args:
-        buffer: uint8; start, end: positions of the first row and after the last one.
-        labels, dense, sparse: outputs as in `Block`, with room for all rows.
-    """
+    """Parse lines as `parse_lines` does, up to the batch with the first invalid row."""
     # Separators, words, shifts and long integers as `load_fields` takes them, for the most fields of a batch. All
     # batches share these buffers, which therefore stay in the cache.
     separators = np.empty(BATCH_BYTES + SCAN_BYTES, np.int64)
@@ -426,14 +337,40 @@ def parse_lines(
     while position < end:
         batch_end = min(position + BATCH_BYTES, end)
         rows, after = parse_batch(buffer, position, batch_end, row, labels, dense, sparse, buffers)
-        # A batch without a whole row, or with an unusual one, is parsed row by row, which finds the first invalid row.
-        if rows == 0:
-            rows, after = parse_rows(buffer, position, batch_end, end, row, labels, dense, sparse)
         if rows == 0:
             break
         row += rows
         position = after
     return int(row), int(position)
+
+
+def parse_lines(
+    buffer: NDArray[np.uint8],
+    start: int,
+    end: int,
+    labels: NDArray[np.int32],
+    dense: NDArray[np.int32],
+    sparse: NDArray[np.uint32],
+) -> tuple[int, int]:
+    """Parse the whole lines in buffer[start:end]. They end with a newline; PADDING bytes follow them.
+
+    Returns (rows, position of the first invalid row); the position is `end` if all rows are valid. Otherwise the arrays
+    lack the last rows.
+
+    Args:
+        buffer: uint8; start, end: positions of the first row and after the last one.
+        labels, dense, sparse: outputs as in `Block`, with room for all rows.
+    """
+    rows, position = parse_batches(buffer, start, end, labels, dense, sparse)
+    lines = bytes(buffer[position:end]).removesuffix(b"\n").split(b"\n")
+    valid = next((number for number, line in enumerate(lines) if not _is_row(line)), 0) if position < end else 0
+    return rows + valid, position + sum(len(line) + 1 for line in lines[:valid])
+
+
+def _is_row(line: bytes) -> bool:
+    """Return whether a line is a valid row."""
+    fields = line.removesuffix(b"\r").split(b"\t")
+    return len(fields) == len(CRITEO.columns) and not any(map(_describe_fault, fields, CRITEO.columns))
 
 
 def empty_block(rows: int) -> Block:

@@ -1,4 +1,5 @@
 import gzip
+import re
 from pathlib import Path
 
 import numpy as np
@@ -6,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.parsing.criteo import PADDING, empty_block, max_rows, parse_bytes, parse_lines, parse_rows
+from data_prep.parsing.criteo import PADDING, empty_block, max_rows, parse_bytes, parse_lines
 from tests.data_prep import oracle
 from tests.data_prep.conftest import run
 from tests.error_lines import error_line, refused
@@ -95,7 +96,7 @@ def test_a_bad_row_is_counted_from_the_file_s_start(tmp_path: Path, packed: bool
     st.integers(0, 10_000),
     st.integers(0, 3).flatmap(lambda n: st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=2)), max_size=n)),
 )
-def test_a_batch_is_parsed_as_rows_one_by_one(seed: int, changes: list[tuple[float, bytes]]) -> None:
+def test_a_batch_is_parsed_up_to_its_first_invalid_row(seed: int, changes: list[tuple[float, bytes]]) -> None:
     text = bytearray(oracle.make_rows(12, seed=seed))
     for share, replacement in changes:
         place = int(share * (len(text) - 1))
@@ -103,9 +104,19 @@ def test_a_batch_is_parsed_as_rows_one_by_one(seed: int, changes: list[tuple[flo
     text += b"" if text.endswith(b"\n") else b"\n"
     buffer = np.zeros(len(text) + PADDING, np.uint8)
     buffer[: len(text)] = np.frombuffer(bytes(text), np.uint8)
-    actual, expected = (empty_block(max_rows(len(text))) for _ in range(2))
-    end = len(text)
-    rows, position = parse_lines(buffer, 0, end, *actual)
-    assert (rows, position) == parse_rows(buffer, 0, end, end, 0, *expected)
-    for one, other in zip(actual[:3], expected[:3], strict=True):
-        np.testing.assert_array_equal(one[:rows], other[:rows])
+    block = empty_block(max_rows(len(text)))
+    rows, position = parse_lines(buffer, 0, len(text), *block)
+    lines = bytes(text)[:-1].split(b"\n")
+    first = next((number for number, line in enumerate(lines) if not is_row(line)), len(lines))
+    assert (rows, position) == (first, sum(len(line) + 1 for line in lines[:first]))
+    if rows == len(lines):
+        fields = [line.removesuffix(b"\r").split(b"\t") for line in lines]
+        np.testing.assert_array_equal(block.labels[:rows], [int(row[0]) for row in fields])
+        np.testing.assert_array_equal(block.dense[:rows], [[int(f or b"0") for f in row[1:14]] for row in fields])
+        np.testing.assert_array_equal(block.sparse[:rows], [[int(f or b"0", 16) for f in row[14:]] for row in fields])
+
+
+def is_row(line: bytes) -> bool:
+    form = rb"[01](\t(-?[0-9]+)?){13}(\t[0-9a-fA-F]{0,8}){26}\r?"
+    integers = re.fullmatch(form, line) and line.split(b"\t")[1:14]
+    return bool(integers) and all(-(2**31) <= int(field or b"0") < 2**31 for field in integers or [])
