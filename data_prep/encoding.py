@@ -3,10 +3,8 @@
 Each field becomes a 64-bit number: microseconds since 1970, or the value of its text (data_prep/codec/values.py).
 """
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,15 +17,12 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from common.files import FileDigest
 from data_prep.codec.convert import (
-    EMPTY,
     convert,
     distinct,
     distinct_texts,
-    excerpt,
     plain,
     refuse_row,
     times_of,
-    to_list,
     without_marks,
     without_nan,
 )
@@ -35,7 +30,6 @@ from data_prep.codec.files import NewRows, Shape, parse_file, require_distinct
 from data_prep.codec.rows import ParsedRows, RowCodec
 from data_prep.codec.values import (
     LIST_SEPARATOR,
-    NUMBER,
     STANDARD,
     Bags,
     Dialect,
@@ -48,8 +42,9 @@ from data_prep.codec.values import (
 from data_prep.dataset.format import Manifest, load_rows_manifest, verify_file
 from data_prep.dataset.options import DenseTransform, Schema, Table
 from data_prep.lookup import NO_ID, column_transforms, dense_limits, vocabulary_path
-from data_prep.parsing.formats import Chunk, LineFormat, format_of, suffix_of, table_layout, table_size
+from data_prep.parsing.formats import format_named, suffix_of, table_layout
 from data_prep.parsing.labels import read_targets
+from data_prep.parsing.table_yaml import read_columns
 from data_prep.sources.discover import DAMAGE, Source, packing_of, resolve_sources
 
 
@@ -101,7 +96,6 @@ def _read_directory(path: Path, shape: Shape) -> NewRows:
     return NewRows(str(path), dict(zip(table.column_names, chunks, strict=True)), range(1, len(table) + 1))
 
 
-FIRST_BYTES = 1 << 20  # beginning of a text file, with its first row
 FILL = "it decides the row's split, so fill it in, or remove the row"
 LONGEST = 200  # most characters of column names in an error
 KINDS = ("text", "any", "integer", "number", "null")  # kinds of columns with one value a row
@@ -115,26 +109,16 @@ class SplitColumn:
         column: its name.
         is_time: whether it holds times, not values of a group.
         format: format of the times; None: ISO 8601, or numbers that count seconds since 1970.
-        example: value of the first row; all others are of its type, text or number. None: the files tell the type.
     """
 
     column: str
     is_time: bool
     format: str | None = None
-    example: Any = None
 
     def keys(self, batch: RawRows, table: Table) -> NDArray[np.int64]:
         """Return the number [rows] that decides each row's split: time in microseconds, or a group's `text_values`."""
         locator = batch.locator_of(self.column)
         values = without_marks(plain(without_nan(batch.columns[self.column])), table.missing)
-        if self.example is not None:
-            # A column has numbers or texts, as its first value says.
-            column = distinct(values)
-            is_number = self._is_number(self.example)
-            is_other = [value not in EMPTY and self._is_number(value) != is_number for value in column.values]
-            names = ("text", "a number") if is_number else ("a number", "text")
-            fault = f"is {names[0]}, but the first row has {names[1]} ({excerpt(self.example)})"
-            column.refuse(is_other, locator, fault, "write all values of the column alike")
         if self.is_time:
             times = times_of(values, self.format, locator, f"time: {{column: {self.column}", takes_numbers=True)
             refuse_row(np.isnat(times), locator, lambda _: "no value", FILL)
@@ -143,26 +127,18 @@ class SplitColumn:
         texts.refuse([text == "" for text in texts.values], locator, "", FILL)
         return text_values(pa.array(texts.values, pa.string())).view(np.int64)[texts.codes]
 
-    def _is_number(self, value: Any) -> bool:
-        """Return whether a value is a number: by its type or, of a time in text, by its characters."""
-        if isinstance(value, str):
-            return self.is_time and re.fullmatch(NUMBER, value) is not None
-        return isinstance(value, int | float | Decimal)
-
 
 def find_split_column(name: str, is_time: bool, table: Table, sources: Sequence[Source]) -> SplitColumn:
     """Look the column up in the files that it divides, with the format that the schema gives it."""
     # Files of val and test are not divided, so they need not have the column.
     divided = [source for source in sources if source.split in (None, "train")]
     kinds: dict[str, str] = {}  # the kind of the column, and a file that has it
-    for source in divided:
-        form = format_of(source)
-        columns = {column.name: column.kind for column in form.columns(source, table_layout(table)[1])}
-        if name in columns:
-            kinds.setdefault(columns[name], source.path)
-        elif not form.merges_columns or (source is divided[-1] and not kinds):
-            known = ", ".join(columns)
-            raise UserError(f"{source.path}: no column {name}, which data.split.column names; it has {known[:LONGEST]}")
+    columns = read_columns(format_named(table.format), divided, table_layout(table)[1])
+    for source, kind_of in zip(divided, map(dict, columns), strict=True):
+        if name not in kind_of:
+            known = ", ".join(kind_of)[:LONGEST]
+            raise UserError(f"{source.path}: no column {name}, which data.split.column names; it has {known}")
+        kinds.setdefault(kind_of[name], source.path)
     for kind, path in kinds.items():
         if kind not in (*KINDS, *(("time",) if is_time else ())):
             remedy = "name a column of times or numbers" if is_time else "name a column of text or integers"
@@ -171,18 +147,7 @@ def find_split_column(name: str, is_time: bool, table: Table, sources: Sequence[
             fault = f"{kind}, but {first} in {kinds[first]}"
             raise UserError(f"{path}, column {name}: {fault}; write both files with one type")
     formats = [entry.format for entry in (table.time, *table.parts) if entry is not None and entry.column == name]
-    form_of_times = formats[0] if formats and is_time else None
-    example = None
-    if form_of_times is None and "time" not in kinds:
-        # The value of the first row, by which all others are judged.
-        form = format_of(divided[0])
-        is_text = isinstance(form, LineFormat)
-        chunk = Chunk(0, FIRST_BYTES) if is_text else form.chunks(divided[0], table_size(table), FIRST_BYTES)[0]
-        for batch, _ in form.batches(divided[0], chunk, [name], table_layout(table)[1]):
-            [value] = to_list(plain(without_nan(batch.columns[name]))[:1])
-            example = None if value in (*EMPTY, *table.missing) else value
-            break
-    return SplitColumn(name, is_time, form_of_times, example)
+    return SplitColumn(name, is_time, formats[0] if formats and is_time else None)
 
 
 class EncodedBlock(NamedTuple):
