@@ -19,9 +19,10 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -30,7 +31,7 @@ from numpy.typing import NDArray
 
 from common.cli import EXIT_DONE
 from common.errors import UserError
-from common.files import FileDigest, Need, digest_file, require_room
+from common.files import Need, digest_file, require_room
 from common.keys import MISSING, key
 from data_prep.dataset.format import (
     MANIFEST_NAME,
@@ -82,55 +83,33 @@ BLOCK_ROWS = 1 << 16  # rows exported at once
 KINDS = ("labels", "dense", "sparse")
 
 
-class ExportRange(NamedTuple):
-    """Rows start..stop of a shard."""
-
-    split: str
-    shard: Shard
-    start: int
-    stop: int
-
-    def open(self, root: Path, manifest: Manifest) -> ShardArrays:
-        """Map labels, numbers and ids of the rows; a dataset that can be exported has neither bags nor weights."""
-        arrays = open_shard(root, self.split, self.shard, manifest)
-        rows = slice(self.start, self.stop)
-        return ShardArrays(arrays.labels[rows], arrays.dense[rows], arrays.sparse[rows])
-
-
-def split_ranges(manifest: Manifest, split: str) -> Iterator[ExportRange]:
-    """Yield the rows of a split in ranges of at most BLOCK_ROWS."""
+def read_blocks(root: Path, manifest: Manifest, split: str, first: int, stop: int) -> Iterator[ShardArrays]:
+    """Yield labels, numbers and ids of the rows first..stop of a split; a dataset to export has no bags or weights."""
+    begin = 0
     for shard in manifest.splits[split].shards:
-        for start in range(0, shard.rows, BLOCK_ROWS):
-            yield ExportRange(split, shard, start, min(start + BLOCK_ROWS, shard.rows))
+        arrays, end = open_shard(root, split, shard, manifest), min(stop - begin, shard.rows)
+        for start in range(max(0, first - begin), end, BLOCK_ROWS):
+            rows = slice(start, min(start + BLOCK_ROWS, end))
+            yield ShardArrays(arrays.labels[rows], arrays.dense[rows], arrays.sparse[rows])
+        begin += shard.rows
 
 
-def day_ranges(manifest: Manifest) -> list[list[ExportRange]]:
-    """Return the ranges of each day file in order; the last day is val and test.
+def days_of(manifest: Manifest) -> list[list[tuple[str, int, int]]]:
+    """Return the splits of each day file in order, with their rows [start, stop); the last day is val and test.
 
     The other days are the raw files if the rows of these make up train; otherwise all of train is one day.
     """
     train = manifest.splits["train"].rows
     rows = [source["rows"] for source in manifest.sources[:-1]]
-    rows = rows if rows and sum(rows) == train else [train]
-    days: list[list[ExportRange]] = [[] for _ in rows]
-    day, remaining = 0, rows[0]
-    for rows_here in split_ranges(manifest, "train"):
-        start = rows_here.start
-        while start < rows_here.stop:
-            while not remaining:
-                day += 1
-                remaining = rows[day]
-            end = min(start + remaining, rows_here.stop)
-            days[day].append(rows_here._replace(start=start, stop=end))
-            remaining -= end - start
-            start = end
-    return [*days, [rows_here for split in ("val", "test") for rows_here in split_ranges(manifest, split)]]
+    bounds = [0, *accumulate(rows if rows and sum(rows) == train else [train])]
+    held_out = [(split, 0, manifest.splits[split].rows) for split in ("val", "test")]
+    return [*([("train", start, stop)] for start, stop in pairwise(bounds)), held_out]
 
 
 def export_npy(root: Path, manifest: Manifest, target: Path) -> list[Path]:
     """Write day_N_{dense,sparse,labels}.npy; with the encoding torchrec they equal TorchRec's byte for byte."""
     require_exportable(root, manifest, target)
-    days = day_ranges(manifest)
+    days = days_of(manifest)
     # Readers would take files of further days for this dataset's.
     for path in sorted(target.glob("day_*")):
         match = re.fullmatch(r"day_(\d+)_(labels|dense|sparse)\.npy", path.name)
@@ -141,16 +120,17 @@ def export_npy(root: Path, manifest: Manifest, target: Path) -> list[Path]:
     is_torchrec = manifest.encoding["name"] in (Encoding.torchrec.value, Encoding.torchrec_fixed.value)
     dtypes: dict[str, Any] = {"labels": np.int32, "dense": np.float32, "sparse": np.int32}
     with _publish_together(target) as (scratch, files):
-        for day, ranges in enumerate(days):
-            rows = sum(rows_here.stop - rows_here.start for rows_here in ranges)
+        for day, parts in enumerate(days):
+            rows = sum(stop - start for _, start, stop in parts)
             for kind in KINDS:
                 # TorchRec copies its last day unchanged before the shuffle.
                 is_wide = kind == "sparse" and day == len(days) - 1 and is_torchrec
                 width, dtype = 1 if kind == "labels" else len(manifest.schema[kind]), dtypes[kind]
                 name = f"day_{day}_{kind}.npy"
                 writer = ArrayWriter(scratch / name, np.int64 if is_wide else dtype, width, rows)
-                for rows_here in ranges:
-                    writer.append(getattr(rows_here.open(root, manifest), kind))
+                for part in parts:
+                    for block in read_blocks(root, manifest, *part):
+                        writer.append(getattr(block, kind))
                 writer.close()
                 files.append(target / name)
     return files
@@ -205,11 +185,10 @@ def export_bin(root: Path, manifest: Manifest, target: Path) -> list[Path]:
             "are; preprocess, or import, with data.dense_transform=integers"
         )
     with _publish_together(target) as (scratch, files):
-        for split in manifest.splits:
+        for split, entry in manifest.splits.items():
             files.append(target / f"terabyte_processed_{split}.bin")
             with open(scratch / files[-1].name, "wb") as file:
-                for rows_here in split_ranges(manifest, split):
-                    labels, dense, ids, *_ = rows_here.open(root, manifest)
+                for labels, dense, ids, *_ in read_blocks(root, manifest, split, 0, entry.rows):
                     if dense.dtype != np.int32 and np.abs(dense).max(initial=0) >= 2**24:  # such as 2^24 + 1
                         raise UserError(
                             f"{root}: split {split} has an integer of 2^24 or more, which float32 has rounded; "
@@ -251,58 +230,59 @@ IMPORTED = Path("imported")  # in the directory of the job's work
 RECORD_COLUMNS = 40  # numbers of a row in a .bin file: label, 13 integers, 26 ids
 
 
-class _Builder:
-    """Writes shards, collects their manifest, and publishes both at the end."""
+class ImportedRows(NamedTuple):
+    """Rows of one shard: labels, numbers and ids [rows, columns].
 
-    def __init__(self, root: Path, work: Path, name: str, transform: DenseTransform | None = None) -> None:
-        """work: the directory from `claim_work`; transform: transform of the integers, if known."""
+    paths: file of the labels, of the numbers and of the ids. first: rows before these there.
+    """
+
+    split: str
+    arrays: Sequence[NDArray[Any]]
+    paths: Sequence[Path]
+    first: int
+
+
+def import_rows(
+    root: Path, name: str, blocks: Iterable[ImportedRows], transform: DenseTransform | None = None
+) -> Manifest:
+    """Write rows to shards, and publish them with their manifest; refuse values that no shard may hold.
+
+    transform: transform of the numbers, if known.
+    """
+    with claim_work(root) as work:
         if (root / MANIFEST_NAME).exists():
             raise UserError(f"{root}: holds a dataset already; choose another data.path")
         refuse_foreign_files(root, work, ())
         shutil.rmtree(work / IMPORTED, ignore_errors=True)
-        self._root, self._work, self._transform = root, work, transform
-        self._encoding = {"name": name, "dense_transform": transform and transform.value, "raw_schema": None}
-        self._num_shards: Counter[str] = Counter()
-        self._shards: list[tuple[str, Shard, int]] = []
-        self._largest = np.zeros(len(CRITEO.sparse), np.int64)
-        self._sources: list[tuple[str, FileDigest, int]] = []
-
-    def add(self, split: str, arrays: Sequence[NDArray[Any]], paths: Sequence[Path], first: int) -> None:
-        """Write one shard of labels, numbers and ids [rows, columns]; refuse values that no shard may hold.
-
-        paths: file of the labels, of the numbers and of the ids. first: rows before the arrays' there.
-        """
-        labels, dense, ids = arrays
-        checks = (
-            ([CRITEO.label], labels, (labels != 0) & (labels != 1), "a label is neither 0 nor 1"),
-            (CRITEO.dense, dense, ~np.isfinite(dense), "not a finite number"),
-            (CRITEO.sparse, ids, (ids < 0) | (ids > MAX_ID), "an id is negative or beyond int32"),
-        )
-        for path, (names, values, is_bad, why) in zip(paths, checks, strict=True):
-            if is_bad.any():
-                row, column = np.argwhere(is_bad)[0]
-                place = f"row {first + row + 1}, column {names[column]}: {values[row, column]}"
-                raise UserError(f"{path}: {place}: {why}; correct the file, or get it again")
-        name = f"{self._num_shards[split]:05d}"
-        self._num_shards[split] += 1
-        dense_dtype = (self._transform or DenseTransform.raw).dtype
-        shard = write_shard(self._work / IMPORTED, split, name, ShardArrays(labels, dense, ids), dense_dtype)
-        self._shards.append((split, shard, int(labels.sum(dtype=np.int64))))
-        self._largest = np.maximum(self._largest, ids.max(axis=0))
-
-    def note_source(self, path: Path, rows: int) -> None:
-        """Record a file that was read, with its checksum and number of rows, for the manifest's `sources`."""
-        self._sources.append((path.name, digest_file(path), rows))
-
-    def finish(self) -> Manifest:
-        """Publish the shards with their manifest, and return it; raise UserError if no shard has a row."""
-        if not any(shard.rows for _, shard, _ in self._shards):
-            raise UserError(f"{self._root}: nothing to import; check exchange.source")
-        num_embeddings = dict(zip(CRITEO.sparse, (self._largest + 1).tolist(), strict=True))
-        manifest = build_manifest(CRITEO, self._encoding, num_embeddings, self._shards, self._sources)
-        files = [path.relative_to(self._work / IMPORTED) for path in (self._work / IMPORTED).rglob("*.npy")]
-        moves = [(str(IMPORTED / file), str(file)) for file in sorted(files)]
-        return publish(self._work, self._root, manifest, moves)
+        shards: list[tuple[str, Shard, int]] = []
+        largest, num_shards, rows_of = np.zeros(len(CRITEO.sparse), np.int64), Counter[str](), Counter[Path]()
+        for split, arrays, paths, first in blocks:
+            labels, dense, ids = arrays
+            checks = (
+                ([CRITEO.label], labels, (labels != 0) & (labels != 1), "a label is neither 0 nor 1"),
+                (CRITEO.dense, dense, ~np.isfinite(dense), "not a finite number"),
+                (CRITEO.sparse, ids, (ids < 0) | (ids > MAX_ID), "an id is negative or beyond int32"),
+            )
+            for path, (names, values, is_bad, why) in zip(paths, checks, strict=True):
+                if is_bad.any():
+                    row, column = np.argwhere(is_bad)[0]
+                    place = f"row {first + row + 1}, column {names[column]}: {values[row, column]}"
+                    raise UserError(f"{path}: {place}: {why}; correct the file, or get it again")
+            shard_arrays = ShardArrays(labels, dense, ids)
+            dense_dtype = (transform or DenseTransform.raw).dtype
+            shard = write_shard(work / IMPORTED, split, f"{num_shards[split]:05d}", shard_arrays, dense_dtype)
+            shards.append((split, shard, int(labels.sum(dtype=np.int64))))
+            largest = np.maximum(largest, ids.max(axis=0))
+            num_shards[split] += 1
+            rows_of[paths[0]] += len(labels)
+        if not shards:
+            raise UserError(f"{root}: nothing to import; check exchange.source")
+        num_embeddings = dict(zip(CRITEO.sparse, (largest + 1).tolist(), strict=True))
+        encoding = {"name": name, "dense_transform": transform and transform.value, "raw_schema": None}
+        sources = [(path.name, digest_file(path), rows) for path, rows in rows_of.items()]
+        manifest = build_manifest(CRITEO, encoding, num_embeddings, shards, sources)
+        files = sorted(path.relative_to(work / IMPORTED) for path in (work / IMPORTED).rglob("*.npy"))
+        return publish(work, root, manifest, [(str(IMPORTED / file), str(file)) for file in files])
 
 
 def import_npy(source: Path, root: Path) -> Manifest:
@@ -317,8 +297,8 @@ def import_npy(source: Path, root: Path) -> Manifest:
             if not path.exists():
                 neighbours = f"beside other files of day {day}" if day in days else "between other days"
                 raise UserError(f"{path}: no such file {neighbours}; get it, or import what belongs together")
-    with claim_work(root) as work:
-        builder = _Builder(root, work, "imported_npy")
+
+    def read_days() -> Iterator[ImportedRows]:
         for day in sorted(days):
             paths = [source / f"day_{days[day]}_{kind}.npy" for kind in KINDS]
             labels = open_rows(paths[0], 1, INTEGERS)
@@ -329,10 +309,9 @@ def import_npy(source: Path, root: Path) -> Manifest:
             for split, first, stop in [("val", 0, half), ("test", half, rows)] if is_last else [("train", 0, rows)]:
                 for start in range(first, stop, SHARD_ROWS):
                     part = slice(start, min(start + SHARD_ROWS, stop))
-                    arrays = [np.array(array[part]) for array in (labels, dense, ids)]
-                    builder.add(split, arrays, paths, start)
-            builder.note_source(paths[0], rows)
-        return builder.finish()
+                    yield ImportedRows(split, [np.array(array[part]) for array in (labels, dense, ids)], paths, start)
+
+    return import_rows(root, "imported_npy", read_days())
 
 
 def import_bin(source: Path, root: Path, transform: DenseTransform | None) -> Manifest:
@@ -341,24 +320,24 @@ def import_bin(source: Path, root: Path, transform: DenseTransform | None) -> Ma
     if transform in (DenseTransform.torchrec, DenseTransform.minmax):
         alternatives = "log1p, log_float32, raw or integers"
         raise UserError(f"data.dense_transform={transform.value}: not possible while importing; use {alternatives}")
-    with claim_work(root) as work:
-        builder = _Builder(root, work, "imported_bin", transform)
+
+    def read_records() -> Iterator[ImportedRows]:
         for split in SPLITS:
             path = source / f"terabyte_processed_{split}.bin"
             if not path.is_file():
                 raise UserError(f"{path}: no such file; check exchange.source")
-            rows, rest = divmod(path.stat().st_size, 4 * RECORD_COLUMNS)
+            size = path.stat().st_size
+            rows, rest = divmod(size, 4 * RECORD_COLUMNS)
             if rest:
-                size = path.stat().st_size
                 raise UserError(f"{path}: {size} bytes are not whole records of {4 * RECORD_COLUMNS}; get it again")
             for start in range(0, rows, SHARD_ROWS):
                 count, offset = min(SHARD_ROWS, rows - start), 4 * RECORD_COLUMNS * start
                 records = np.fromfile(path, np.int32, count * RECORD_COLUMNS, offset=offset).reshape(count, -1)
                 # A record is the label, 13 integers and 26 ids, as Criteo's rows.
                 dense = transform_dense(np.ascontiguousarray(records[:, 1:14]), transform)
-                builder.add(split, (records[:, :1], dense, records[:, 14:]), [path] * 3, start)
-            builder.note_source(path, rows)
-        return builder.finish()
+                yield ImportedRows(split, (records[:, :1], dense, records[:, 14:]), [path] * 3, start)
+
+    return import_rows(root, "imported_bin", read_records(), transform)
 
 
 def main(config: InterchangeConfig) -> int:
