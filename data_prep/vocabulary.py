@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -26,7 +26,6 @@ from data_prep.dataset.options import VocabularyOrder
 from data_prep.io import npy_header, open_array, unload
 from data_prep.lookup import EMPTY_SLOT, HASH_MULTIPLIER, insert, text_buffers
 
-PartT_co = TypeVar("PartT_co", covariant=True)
 FEW_CODES, MAX_CODES = 1 << 8, 1 << 16  # codes that fit one byte and two bytes
 FIRST_BITS = 12  # of the number of a slot in the first hash table
 ROWS_PER_VALUE = 4  # on average; if values repeat less often, sorting is faster
@@ -159,30 +158,13 @@ STEP_ENTRIES_PER_RUN = 1 << 12  # calls would dominate if there were fewer
 SAMPLES_PER_RUN = 64
 
 
-class Mergeable(Protocol[PartT_co]):
-    """Distinct values in ascending order, in memory or on disk: runs, or dictionaries."""
-
-    @property
-    def entries(self) -> int:
-        """Return the number of distinct values."""
-
-    @property
-    def values(self) -> NDArray[Any]:
-        """Return all values."""
-
-    def part(self, start: int, stop: int) -> PartT_co:
-        """Return the entries start..stop."""
-
-
 def merge_in_parts(
-    runs: Sequence[Mergeable[Run]],
-    part_bytes: int = PART_BYTES,
-    begins: Sequence[int] | None = None,
-    threshold: int = 1,
+    runs: Sequence[Any], part_bytes: int = PART_BYTES, begins: Sequence[int] | None = None, threshold: int = 1
 ) -> Iterator[Run]:
     """Merge any number of runs into one, and yield it in consecutive ranges of values.
 
     Args:
+        runs: each with `entries`, `values` and `part`, in memory or on disk.
         part_bytes: memory for merging and ranking a part.
         begins: number of the row at which each run's `first` begins to count; by default 0.
         threshold: values with a lower total count are left out.
@@ -262,7 +244,7 @@ def sum_equal(
     return number + np.int64(len(keys) > 0 and total >= threshold)
 
 
-def value_cuts(runs: Sequence[Mergeable[Any]], num_parts: int) -> NDArray[Any]:
+def value_cuts(runs: Sequence[Any], num_parts: int) -> NDArray[Any]:
     """Return values that divide the union of the runs into `num_parts` about equal parts: fewer than `num_parts`."""
     if num_parts <= 1:
         return np.zeros(0, np.uint32)
@@ -452,14 +434,6 @@ class Entries(NamedTuple):
     texts: Any
 
 
-class Dictionary(Mergeable[Entries], Protocol):
-    """Distinct values with their texts."""
-
-    @property
-    def text_bytes(self) -> int:
-        """Return the bytes of all texts."""
-
-
 def refuse_collisions(column: str, texts: Any, is_new: NDArray[np.bool_]) -> None:
     """Refuse two texts with the same value.
 
@@ -481,12 +455,13 @@ def refuse_collisions(column: str, texts: Any, is_new: NDArray[np.bool_]) -> Non
 
 
 def merge_dictionaries(
-    column: str, dictionaries: Sequence[Dictionary], part_bytes: int, begins: Sequence[int], threshold: int
+    column: str, dictionaries: Sequence[Any], part_bytes: int, begins: Sequence[int], threshold: int
 ) -> Iterator[Entries]:
     """Merge any number of dictionaries into one, and yield it in consecutive ranges of values.
 
     Args:
         column: the column's name in errors.
+        dictionaries: of chunks, each with `text_bytes` and what runs have.
         part_bytes: memory for merging and ranking a part.
         begins: number of the row at which each dictionary's `first` begins to count.
         threshold: values with a lower total count, or none, are left out.

@@ -6,34 +6,17 @@ import re
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
-from typing import Any, NamedTuple, Protocol
+from types import SimpleNamespace
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.codec.values import EXACT_INTEGERS, NUMBER, TRUTHS
 
-
-class NumberForm(Protocol):
-    """Characters in numbers: the point, and what separates thousands ("": nothing). A table is one."""
-
-    @property
-    def decimal(self) -> str:
-        """Return the decimal point."""
-
-    @property
-    def thousands(self) -> str:
-        """Return the separator of thousands."""
-
-
-class _Plain(NamedTuple):
-    """Form of numbers as Python writes them: 1.5, without a separator of thousands."""
-
-    decimal: str = "."
-    thousands: str = ""
-
-
-NUMBERS: NumberForm = _Plain()  # 1.5, not 1.000,5
+# Characters in numbers: `decimal`, the point, and `thousands`, what separates these ("": nothing). A table has them.
+NumberForm: TypeAlias = Any
+NUMBERS: NumberForm = SimpleNamespace(decimal=".", thousands="")  # 1.5, not 1.000,5
 
 
 def number_of(value: Any, form: NumberForm) -> float:

@@ -331,7 +331,7 @@ def write_code_counts(job: Job, record: ChunkRecord, suffix: str, rows: NDArray[
 
 @dataclass(frozen=True)
 class StoredDictionary:
-    """A feature's dictionary in a chunk, read in parts; implements `data_prep.vocabulary.Dictionary`.
+    """A feature's dictionary in a chunk, read in parts, as `merge_dictionaries` takes it.
 
     counts: suffix of the file with counts and first rows. It is `dictionaries` if all rows of the chunk count.
     """
