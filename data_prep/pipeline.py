@@ -56,8 +56,7 @@ def preprocess(data: DataConfig) -> Manifest:
             refuse(unused_key_faults(data, USED_BY_GENERATORS, reason))
             threads = data.workers or usable_cpus()
             return write_generated(data, root, load(source.generator)(getattr(data, source.group), threads))
-        parts = jobs.kind_to_make(data).parts
-        return (prepare_rows if parts is None else parts().prepare)(data, root)
+        return (jobs.kind_to_make(data).prepare or prepare_rows)(data, root)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(f"{error.filename or root}: {reason}; check data.path and the disk") from error

@@ -18,7 +18,7 @@ import math
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from common.machine import usable_cpus
 from data_prep.codec.values import Bags, offsets_of
 from data_prep.config import MAX_TABLE_ROWS, DataConfig, IdDistribution, RandomConfig, SyntheticConfig
 from data_prep.dataset.format import SPLITS, ShardArrays
-from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2
+from data_prep.dataset.multi_hot import MLPERF_V2, parse_sizes
 from data_prep.dataset.options import CRITEO_NUM_DENSE, Schema
 from data_prep.io import ArrayWriter
 from data_prep.sources.discover import RAW_DIRECTORY, Source, resolve_sources
@@ -44,26 +44,12 @@ PROBABILITY_BITS = 20
 PROBABILITY_STEPS = 1 << PROBABILITY_BITS
 
 
-@dataclass(frozen=True)
-class BayesScores:
-    """Scores of the model that knows each click's probability.
+def bayes_scores(histogram: NDArray[np.int64], positives: NDArray[np.int64] | None = None) -> dict[str, float | None]:
+    """Compute the scores of the model that knows each click's probability from counts of rows.
 
-    auc, logloss, ne: expected against labels drawn from the probabilities. logloss is in nats per sample; ne is logloss
-    over the entropy of base_rate, the mean probability. sampled_auc, sampled_logloss: against the labels that were
-    drawn; None if these are all equal.
-    """
-
-    auc: float
-    logloss: float
-    ne: float
-    base_rate: float
-    rows: int
-    sampled_auc: float | None = None
-    sampled_logloss: float | None = None
-
-
-def bayes_scores(histogram: NDArray[np.int64], positives: NDArray[np.int64] | None = None) -> BayesScores:
-    """Compute the scores from counts of rows.
+    Returns auc, logloss, ne: expected against labels drawn from the probabilities; logloss is in nats per sample, ne is
+    logloss over the entropy of base_rate, the mean probability. sampled_auc, sampled_logloss: against the labels that
+    were drawn; None if these are all equal.
 
     histogram: [PROBABILITY_STEPS], number of rows with click probability i / PROBABILITY_STEPS. positives: number of
     these rows with label 1, if labels were drawn.
@@ -76,12 +62,12 @@ def bayes_scores(histogram: NDArray[np.int64], positives: NDArray[np.int64] | No
     base_rate = float(expected.sum() / rows.sum())
     # NE divides by the entropy of the mean rate, which a constant prediction reaches.
     base_entropy = -(base_rate * np.log(base_rate) + (1 - base_rate) * np.log1p(-base_rate))
-    scores = BayesScores(_auc(rows, expected), logloss, float(logloss / base_entropy), base_rate, int(rows.sum()))
+    scores = {"auc": _auc(rows, expected), "logloss": logloss, "ne": float(logloss / base_entropy)}
+    scores |= {"base_rate": base_rate, "rows": int(rows.sum())}
     if positives is None or not 0 < positives.sum() < rows.sum():
-        return scores
+        return {**scores, "sampled_auc": None, "sampled_logloss": None}
     clicks = positives[steps].astype(np.float64)
-    sampled_logloss = _logloss(rows, clicks, probability)
-    return replace(scores, sampled_auc=_auc(rows, clicks), sampled_logloss=sampled_logloss)
+    return {**scores, "sampled_auc": _auc(rows, clicks), "sampled_logloss": _logloss(rows, clicks, probability)}
 
 
 def _auc(rows: NDArray[np.float64], positives: NDArray[np.float64]) -> float:
@@ -607,7 +593,10 @@ class RandomRows:
             raise UserError("data.random.exponent=1: zipf cannot have 1 itself; give one beside it, such as 1.05")
         limit = config.max_rows_per_table or MAX_TABLE_ROWS
         self._tables = [min(rows, limit) for rows in tables]
-        self._bag_sizes = bag_sizes(config, len(self._tables))
+        sizes = config.bag_sizes
+        sizes = [sizes] * len(self._tables) if isinstance(sizes, int) else sizes
+        # The maximum if bags vary.
+        self._bag_sizes = parse_sizes("data.random.bag_sizes", sizes, len(self._tables))
         self._config = config
         self._threads = threads
         names = [f"cat_{i}" for i in range(len(self._tables))]
@@ -686,16 +675,3 @@ def _zipf_ids(rng: np.random.Generator, exponent: float, table_rows: int, count:
         ids[remaining[is_accepted]] = k[is_accepted].astype(np.int64) - 1
         remaining = remaining[~is_accepted]
     return ids
-
-
-def bag_sizes(config: RandomConfig, num_features: int) -> list[int]:
-    """Return the ids per bag of each feature; the maximum if bags vary. Raise UserError for invalid sizes."""
-    sizes = MLPERF_SIZES if config.bag_sizes == MLPERF_V2 else config.bag_sizes
-    sizes = [sizes] * num_features if isinstance(sizes, int) else sizes
-    is_valid = not isinstance(sizes, str) and all(isinstance(size, int) and size >= 1 for size in sizes)
-    if not is_valid or len(sizes) != num_features:
-        raise UserError(
-            f"data.random.bag_sizes={sizes}: give ids per bag, one number or one for each of {num_features} features, "
-            f"or {MLPERF_V2}"
-        )
-    return list(sizes)

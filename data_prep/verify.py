@@ -47,8 +47,7 @@ def verify_dataset(root: Path) -> Manifest:
     manifest = load_manifest(root)
     vocabulary = manifest.encoding.get("vocabulary", {})
     _refuse_unnamed_files(root, manifest, vocabulary)
-    parts = manifest.kind.parts
-    (verify_rows if parts is None else parts().verify)(root, manifest)
+    (manifest.kind.verify or verify_rows)(root, manifest)
     for feature, entry in vocabulary.items():
         verify_file(vocabulary_path(root, feature), FileDigest(entry["bytes"], entry["sha256"]))
     verify_texts(root, manifest)

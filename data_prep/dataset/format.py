@@ -294,8 +294,8 @@ def _manifest_fault(manifest: Manifest) -> str | None:
             convert(manifest.sources, list[_Source], "sources"),
         )
         checks = _check_rows(manifest, schema)
-        if manifest.kind.parts is not None:
-            fault = manifest.kind.parts().fault(manifest)
+        if manifest.kind.fault is not None:
+            fault = manifest.kind.fault(manifest)
             checks = chain([(fault is not None, fault or "")], checks)
         elif encoding.get("raw_schema") is None and encoding.get("name") not in names:
             settings = encoding.keys() & set(GENERATORS)

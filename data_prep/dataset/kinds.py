@@ -19,20 +19,6 @@ if TYPE_CHECKING:
     from data_prep.stages.write import BuiltShard
 
 
-class KindParts(NamedTuple):
-    """Functions by which an extension replaces the core's code for rows.
-
-    Attributes:
-        prepare: makes the dataset from raw files, in the given directory.
-        verify: compares the arrays in a directory with the manifest. Raises UserError for a difference.
-        fault: returns the first error in a manifest's document, or None. Raises ValueError for wrong types.
-    """
-
-    prepare: Callable[[DataConfig, Path], Manifest]
-    verify: Callable[[Path, Manifest], None]
-    fault: Callable[[Manifest], str | None]
-
-
 @dataclass(frozen=True)
 class DatasetKind:
     """Properties of a kind of dataset that the core reads without importing the kind's modules.
@@ -40,7 +26,10 @@ class DatasetKind:
     Attributes:
         name: its contents, for messages; for an extension's kind also the name of the encoding in a manifest.
         remedy: remedy if a dataset of another kind is required.
-        parts: imports the extension's modules and returns their functions; None for rows.
+        prepare, verify, fault: an extension's functions in place of the core's for rows, which have None: makes the
+            dataset from raw files, in the given directory; compares the arrays in a directory with the manifest, and
+            raises UserError for a difference; returns the first error in a manifest, or None, and raises ValueError
+            for wrong types.
         arrays: names of a shard's arrays; empty: the arrays of rows.
         splits: directories of splits besides train, val and test.
         windows: splits that the reader cuts by time; empty: the splits on disk hold labelled rows.
@@ -49,7 +38,9 @@ class DatasetKind:
 
     name: str
     remedy: str
-    parts: Callable[[], KindParts] | None = None
+    prepare: Callable[[DataConfig, Path], Manifest] | None = None
+    verify: Callable[[Path, Manifest], None] | None = None
+    fault: Callable[[Manifest], str | None] | None = None
     arrays: tuple[str, ...] = ()
     splits: tuple[str, ...] = ()
     windows: tuple[str, ...] = ()
@@ -106,7 +97,7 @@ def dataset_kinds() -> list[DatasetKind]:
 
 def kind_of(encoding: str | None) -> DatasetKind:
     """Return the kind of a dataset by the name of its encoding; rows for a name that no other kind has."""
-    return next((kind for kind in dataset_kinds() if kind.parts is not None and kind.name == encoding), ROWS)
+    return next((kind for kind in dataset_kinds() if kind is not ROWS and kind.name == encoding), ROWS)
 
 
 def kind_of_schema(schema: Any) -> DatasetKind:

@@ -63,11 +63,7 @@ class MultiHot:
         """
         if sizes is None:
             return None
-        sizes = MLPERF_SIZES if sizes == MLPERF_V2 else sizes
-        is_list = isinstance(sizes, Sequence) and not isinstance(sizes, str) and len(sizes) > 0
-        if not is_list or not all(isinstance(size, int) and size >= 1 for size in sizes):
-            raise UserError(f"{key}.sizes={sizes}: give ids per bag of every feature, each at least 1, or {MLPERF_V2}")
-        return cls(tuple(sizes), distribution or Distribution.uniform, seed or 0)
+        return cls(tuple(parse_sizes(f"{key}.sizes", sizes)), distribution or Distribution.uniform, seed or 0)
 
     def check(self, num_features: int) -> None:
         """Raise UserError unless `sizes` has one entry for each of `num_features` features."""
@@ -79,6 +75,20 @@ class MultiHot:
     def table_bytes(self, num_embeddings: Sequence[int]) -> int:
         """Return the bytes on disk of the bags of all ids; num_embeddings: ids by feature. Size 1 needs no file."""
         return sum(ID_BYTES * rows * size for rows, size in zip(num_embeddings, self.sizes, strict=True) if size > 1)
+
+
+def parse_sizes(key: str, sizes: Any, num_features: int | None = None) -> list[int]:
+    """Return the ids per bag of each feature; num_features: None: any number. Raise UserError for invalid sizes.
+
+    key: configuration key that gives the sizes: a list, or the name mlperf_v2.
+    """
+    sizes = MLPERF_SIZES if sizes == MLPERF_V2 else sizes
+    is_list = isinstance(sizes, Sequence) and not isinstance(sizes, str) and len(sizes) > 0
+    is_valid = is_list and all(isinstance(size, int) and size >= 1 for size in sizes)
+    if not is_valid or num_features not in (None, len(sizes)):
+        features = "every feature" if num_features is None else f"each of {num_features} features"
+        raise UserError(f"{key}={sizes}: give ids per bag, one for {features}, each at least 1, or {MLPERF_V2}")
+    return list(sizes)
 
 
 class MultiHotTables:

@@ -17,7 +17,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, groupby, pairwise
 from pathlib import Path
@@ -517,7 +517,7 @@ def write_generated(data: DataConfig, root: Path, generator: Generator) -> Manif
 def figures(data: DataConfig, job: Job, records: list[ChunkRecord], rows: dict[str, int]) -> Json:
     """Return two keys of the manifest's `extra`: the generator's group with its settings, and `bayes`.
 
-    `bayes` has the fields of `BayesScores` over all rows, and under `splits` those of each split.
+    `bayes` has the fields of `bayes_scores` over all rows, and under `splits` those of each split.
 
     records: all chunks in row order; their labels and truth must still be on disk. rows: number of rows of each split.
     """
@@ -549,6 +549,6 @@ def figures(data: DataConfig, job: Job, records: list[ChunkRecord], rows: dict[s
                     label_steps = steps[in_split & (labels == label)]
                     histograms[split][label] += np.bincount(label_steps, minlength=PROBABILITY_STEPS)
     total = np.sum(list(histograms.values()), axis=0)
-    splits = {split: asdict(bayes_scores(counts.sum(axis=0), counts[1])) for split, counts in histograms.items()}
-    bayes = {**asdict(bayes_scores(total.sum(axis=0), total[1])), "splits": splits}
+    splits = {split: bayes_scores(counts.sum(axis=0), counts[1]) for split, counts in histograms.items()}
+    bayes = {**bayes_scores(total.sum(axis=0), total[1]), "splits": splits}
     return {"bayes": bayes, data.source_kind.group: row_settings(data.synthetic)}

@@ -5,21 +5,15 @@ from pathlib import Path
 from app.config.kinds import ModelKind, ModelParts, PublishedTables
 from common.command import later
 from common.extensions import Core, KeyGroup, ReadyMadeValues
-from data_prep.dataset.kinds import DatasetKind, KindParts, NamedSource, SourceKind
+from data_prep.dataset.kinds import DatasetKind, NamedSource, SourceKind
 from extensions.sequences.keys import SequencesConfig, SyntheticEventsConfig, refuse_without_model
-
-
-def dataset_parts() -> KindParts:
-    """Return the functions for datasets of events; imports their modules only now."""
-    from extensions.sequences import events, preparation
-
-    return KindParts(preparation.prepare_events, events.verify_events, events.manifest_fault)
-
 
 EVENT_LOG = DatasetKind(
     "events",
     "give a dataset of events in data.path (docs/sequences.md)",
-    dataset_parts,
+    later("extensions.sequences.preparation:prepare_events"),
+    later("extensions.sequences.events:verify_events"),
+    later("extensions.sequences.events:manifest_fault"),
     arrays=("users", "offsets", "items", "times", "flags"),
     splits=("events",),
     windows=("train", "val"),

@@ -67,7 +67,7 @@ def log_settings(config: SyntheticEventsConfig) -> Json:
 def make_log(config: SyntheticEventsConfig, root: Path) -> tuple[Path, Json]:
     """Write the log and its items' table below `root` as Parquet unless they exist.
 
-    Returns the log's path, and the best scores that any model can have on the last day (`BayesScores`).
+    Returns the log's path, and the best scores that any model can have on the last day (`bayes_scores`).
     """
     directory, settings = root / RAW_DIRECTORY, log_settings(config)
     log, table, record = (directory / name for name in (LOG, TABLE, RECORD))
@@ -96,7 +96,7 @@ def make_log(config: SyntheticEventsConfig, root: Path) -> tuple[Path, Json]:
     steps = np.clip(np.rint(probability[is_last_day] * PROBABILITY_STEPS), 1, PROBABILITY_STEPS - 1).astype(np.int64)
     samples = np.bincount(steps, minlength=PROBABILITY_STEPS)
     positives = np.bincount(steps[labels[is_last_day]], minlength=PROBABILITY_STEPS)
-    bayes = asdict(bayes_scores(samples, positives))
+    bayes = bayes_scores(samples, positives)
     document = {"config": settings, "bytes": [log.stat().st_size, table.stat().st_size], "bayes": bayes}
     write_atomically(record, json.dumps(document, indent=1).encode())
     return log, bayes
