@@ -44,7 +44,7 @@ PROBABILITY_BITS = 20
 PROBABILITY_STEPS = 1 << PROBABILITY_BITS
 
 
-def bayes_scores(histogram: NDArray[np.int64], positives: NDArray[np.int64] | None = None) -> dict[str, float | None]:
+def bayes_scores(histogram: NDArray[np.int64], positives: NDArray[np.int64] | None = None) -> Json:
     """Compute the scores of the model that knows each click's probability from counts of rows.
 
     Returns auc, logloss, ne: expected against labels drawn from the probabilities; logloss is in nats per sample, ne is
@@ -62,7 +62,7 @@ def bayes_scores(histogram: NDArray[np.int64], positives: NDArray[np.int64] | No
     base_rate = float(expected.sum() / rows.sum())
     # NE divides by the entropy of the mean rate, which a constant prediction reaches.
     base_entropy = -(base_rate * np.log(base_rate) + (1 - base_rate) * np.log1p(-base_rate))
-    scores = {"auc": _auc(rows, expected), "logloss": logloss, "ne": float(logloss / base_entropy)}
+    scores: Json = {"auc": _auc(rows, expected), "logloss": logloss, "ne": float(logloss / base_entropy)}
     scores |= {"base_rate": base_rate, "rows": int(rows.sum())}
     if positives is None or not 0 < positives.sum() < rows.sum():
         return {**scores, "sampled_auc": None, "sampled_logloss": None}

@@ -6,13 +6,17 @@ import math
 import re
 import string
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 
 import yaml
+from msgspec import Meta, Struct, structs
 from msgspec.structs import replace
 
+from common.documents import UNKNOWN, convert
 from common.errors import UserError
 from common.extensions import directories_of_values
 from data_prep.codec.dates import EPOCH, PARTS, fault_of_format, number_of
@@ -24,6 +28,7 @@ from data_prep.dataset.options import (
     DatePart,
     LabelKind,
     LabelRule,
+    Part,
     Table,
     TimeColumn,
     Transform,
@@ -35,79 +40,112 @@ from data_prep.sources.discover import Source, copy_command
 
 TRANSFORMS = get_args(Transform)
 MAX_VECTOR = 1 << 14  # numbers of a vector, each of which is a dense feature
+Reference: TypeAlias = str | Annotated[int, Meta(ge=0)]  # of a column: its name, or its position from 0
+FilledText = Annotated[str, Meta(min_length=1)]
+# What an entry of dense or sparse may have besides its column, by what makes it special.
+FORMS = {
+    "dense": {"": "transform", "part": "part format transform", "vector": "vector separator transform"},
+    "sparse": {"": "separator", "part": "part format"},
+}
+ENTRY_EXAMPLES = {
+    "dense": '{column: NAME, transform: log1p}, {column: NAME, vector: 64, separator: " "}',
+    "sparse": '{column: NAME, separator: "|"}',
+}
 
 
-class Names(NamedTuple):
-    """The columns of a file, and whether the names come from the file, not from positions."""
+class Entry(Struct, forbid_unknown_fields=True):
+    """An entry of dense or sparse that is more than a column."""
 
-    all: tuple[str, ...]
-    are_own: bool
+    column: Reference
+    transform: str | None = None
+    vector: Annotated[int, Meta(ge=1, le=MAX_VECTOR)] | None = None
+    separator: FilledText | None = None
+    part: str | None = None
+    format: str | None = None
 
 
-def _parse_features(path: Path, dense: list[Any], sparse: list[Any], names: Names) -> dict[str, Any]:
+class LabelEntry(Struct, forbid_unknown_fields=True):
+    """The entry of a label that is more than a column."""
+
+    column: Reference
+    rule: str | None = None
+    kind: LabelKind = LabelKind.click
+    positive: Annotated[list[FilledText], Meta(min_length=1)] | None = None
+
+
+class TimeEntry(Struct, forbid_unknown_fields=True):
+    """The entry of a time with a format."""
+
+    column: Reference
+    format: str | None = None
+
+
+class Document(Struct, forbid_unknown_fields=True):
+    """A table's YAML: docs/inspect.md. A mark is one character that no number has otherwise."""
+
+    label: Reference | LabelEntry
+    sparse: Annotated[list[Reference | Entry], Meta(min_length=1)]
+    dense: list[Reference | Entry] | None = None
+    time: Reference | TimeEntry | None = None
+    weight: Reference | None = None
+    delimiter: Annotated[str, Meta(min_length=1, max_length=1)] = ","
+    header: bool = True
+    decimal: Annotated[str, Meta(pattern=r"\A[^0-9+-]\Z")] = "."
+    thousands: Annotated[str, Meta(pattern=r"\A[^0-9+-]?\Z")] = ""
+    missing: list[FilledText] | None = None
+    quoting: Literal["csv", "none"] = "csv"
+    escape: Annotated[str, Meta(max_length=1)] = ""
+    charset: str = STANDARD.charset
+
+
+def _parse_features(path: Path, document: Document, name_of: Callable[[Any], str]) -> dict[str, Any]:
     """Return the fields of a table that the entries of dense and sparse describe; refuse invalid entries.
 
-    path: the YAML file, for errors, here and below.
+    path: the YAML file, for errors, here and below. name_of: returns a column's name.
     """
-    parts: list[DatePart] = []
-    vectors: list[Vector] = []
-    transforms: list[tuple[str, str]] = []
-    dense_names: list[str] = []
-    for entry in dense:
-        if not isinstance(entry, dict) or not {"transform", "vector"} & set(entry):
-            dense_names.append(_parse_feature(path, "dense", entry, names, parts))
+    names: dict[str, list[str]] = {"dense": [], "sparse": []}
+    parts, vectors = list[DatePart](), list[Vector]()
+    transforms, separators = list[tuple[str, str]](), list[tuple[str, str]]()
+    entries = [("dense", entry) for entry in document.dense or []] + [("sparse", entry) for entry in document.sparse]
+    for key, entry in entries:
+        if not isinstance(entry, Entry):
+            names[key].append(name_of(entry))
             continue
-        transform = entry.get("transform", "raw")  # the numbers of a vector are scaled already
-        if transform not in TRANSFORMS:
-            raise UserError(f"{path}: key dense, {entry}: transforms are {', '.join(TRANSFORMS)}")
-        rest = {key: value for key, value in entry.items() if key != "transform"}
-        if "vector" in rest:
-            vectors.append(_parse_vector(path, rest, names))
-            features = list(vectors[-1].features)
-        else:
-            column = rest["column"] if set(rest) == {"column"} else rest
-            features = [_parse_feature(path, "dense", column, names, parts)]
-        dense_names += features
-        transforms += [(feature, transform) for feature in features]
-    sparse_names, separators = [], []
-    for entry in sparse:
-        if isinstance(entry, dict) and "separator" in entry:
-            separator = entry["separator"]
-            if set(entry) != {"column", "separator"} or not isinstance(separator, str) or not separator:
-                raise UserError(f'{path}: key sparse, {entry}: give a column, or {{column: NAME, separator: "|"}}')
-            sparse_names.append(_column_name(path, entry["column"], names))
-            separators.append((sparse_names[-1], separator))
-        else:
-            sparse_names.append(_parse_feature(path, "sparse", entry, names, parts))
-    for name in sparse_names:
+        given = {name: value for name, value in structs.asdict(entry).items() if value is not None}
+        form = FORMS[key].get(next((name for name in ("part", "vector") if name in given), ""), "")
+        if not set(given) - {"column"} <= set(form.split()) or entry.part not in (None, *PARTS):
+            raise UserError(
+                f"{path}: key {key}, {given}: give a column, {ENTRY_EXAMPLES[key]}, or "
+                f'{{column: NAME, part: hour, format: "%d.%m.%Y"}}; parts are {", ".join(PARTS)}'
+            )
+        if entry.transform not in (None, *TRANSFORMS):
+            raise UserError(f"{path}: key {key}, {given}: transforms are {', '.join(TRANSFORMS)}")
+        column = name_of(entry.column)
+        features: tuple[str, ...] = (column,)
+        if entry.part is not None:
+            features = (f"{column}_{entry.part}",)
+            _check_format(path, key, entry.format)
+            parts.append(DatePart(features[0], column, cast(Part, entry.part), entry.format))
+        elif entry.vector is not None:
+            vectors.append(Vector(column, entry.vector, entry.separator or ""))
+            features = vectors[-1].features
+        elif entry.separator is not None:
+            separators.append((column, entry.separator))
+        names[key] += features
+        # The numbers of a vector are scaled already.
+        transform = entry.transform or ("raw" if entry.vector else None)
+        transforms += [(feature, transform) for feature in features if transform]
+    for name in names["sparse"]:
         if set(name) & set("./\\\0") or not name:
             raise UserError(f"{path}: sparse column {name!r}: names files and tables; rename it without . / and \\")
-    return {
-        "dense": tuple(dense_names),
-        "sparse": tuple(sparse_names),
-        "separators": tuple(separators),
-        "parts": tuple(parts),
-        "vectors": tuple(vectors),
-        "transforms": tuple(transforms),
+    features_of = {key: tuple(columns) for key, columns in names.items()}
+    lists: dict[str, list[Any]] = {
+        "separators": separators,
+        "parts": parts,
+        "vectors": vectors,
+        "transforms": transforms,
     }
-
-
-def _parse_vector(path: Path, entry: dict[str, Any], names: Names) -> Vector:
-    """Parse {column: COLUMN, vector: 64} or {column: COLUMN, vector: 64, separator: " "}."""
-    size, separator = entry["vector"], entry.get("separator", "")
-    if (
-        not {"column", "vector"} <= set(entry) <= {"column", "vector", "separator"}
-        or isinstance(size, bool)
-        or not isinstance(size, int)
-        or not 1 <= size <= MAX_VECTOR
-        or not isinstance(separator, str)
-        or ("separator" in entry and not separator)
-    ):
-        raise UserError(
-            f"{path}: key dense, {entry}: give a vector as {{column: NAME, vector: 64}}, of at most {MAX_VECTOR} "
-            'numbers; text also needs a separator, as in {column: NAME, vector: 64, separator: " "}'
-        )
-    return Vector(_column_name(path, entry["column"], names), size, separator)
+    return features_of | {key: tuple(values) for key, values in lists.items()}
 
 
 def _check_format(path: Path, key: str, form: str | None) -> None:
@@ -116,49 +154,27 @@ def _check_format(path: Path, key: str, form: str | None) -> None:
         raise UserError(f"{path}: key {key}, format {form}: {fault}")
 
 
-def _parse_feature(path: Path, key: str, entry: Any, names: Names, parts: list[DatePart]) -> str:
-    """Return the feature of COLUMN or {column: COLUMN, part: hour}; the latter is added to `parts`."""
-    if not isinstance(entry, dict):
-        return _column_name(path, entry, names)
-    entry_keys = ("column", "part", "format", "separator", "transform", "vector")
-    words = {str(name): entry_keys for name in entry} | {str(entry.get("part", "day")): tuple(PARTS)}
-    for word, known in words.items():
-        if word not in known and (close := difflib.get_close_matches(word, known, n=1)):
-            raise UserError(f"{path}: key {key}, {entry}: {word} is not known; did you mean {close[0]}?")
-    part, form = entry.get("part"), entry.get("format")
-    is_known = {"column", "part"} <= set(entry) <= {"column", "part", "format"}
-    if not is_known or part not in PARTS or not isinstance(form, str | None):
-        others = '{column: NAME, separator: "|"}' if key == "sparse" else "{column: NAME, transform: log1p}"
-        raise UserError(
-            f"{path}: key {key}, {entry}: give a column, {others}, or "
-            f'{{column: NAME, part: hour, format: "%d.%m.%Y"}}; parts are {", ".join(PARTS)}'
-        )
-    column = _column_name(path, entry["column"], names)
-    _check_format(path, key, form)
-    parts.append(DatePart(f"{column}_{part}", column, part, form))
-    return parts[-1].feature
+def _column_name(path: Path, names: Sequence[str], are_own: bool, column: str | int) -> str:
+    """Return the name of a column that the schema gives by name or position; refuse a position beyond the last.
 
-
-def _column_name(path: Path, column: Any, names: Names) -> str:
-    """Return the name of a column that the schema gives by name or position; refuse a position beyond the last."""
-    if isinstance(column, int) and not isinstance(column, bool) and column >= 0:
-        if column >= len(names.all):
-            raise UserError(f"{path}: column {column}: the file has {len(names.all)} columns, counted from 0")
-        if names.are_own and str(column) in names.all and names.all[column] != str(column):
+    names: all columns of a file. are_own: whether the names come from the file, not from positions.
+    """
+    if isinstance(column, int):
+        if column >= len(names):
+            raise UserError(f"{path}: column {column}: the file has {len(names)} columns, counted from 0")
+        if are_own and str(column) in names and names[column] != str(column):
             raise UserError(
-                f"{path}: column {column}: is a position ({names.all[column]}) and the name of another column; write "
-                f'{names.all[column]!r}, or "{column}" in quotes for the name (of a label {{column: "{column}", …}})'
+                f"{path}: column {column}: is a position ({names[column]}) and the name of another column; write "
+                f'{names[column]!r}, or "{column}" in quotes for the name (of a label {{column: "{column}", …}})'
             )
-        return names.all[column]
-    if names.are_own and isinstance(column, str):
+        return names[column]
+    if are_own:
         return column
-    kind = "names, or positions from 0" if names.are_own else "positions from 0"
-    raise UserError(f"{path}: {column!r} is not a column; of these files columns are {kind}")
+    raise UserError(f"{path}: {column!r} is not a column; of these files columns are positions from 0")
 
 
 TEXT_KINDS = ("text", "any")  # kinds of columns that hold text; columns of text and JSON files have kind any
 TEXT_KEYS = ("delimiter", "header", "decimal", "thousands", "missing", "quoting", "escape", "charset")
-KEYS = {*TEXT_KEYS, "label", "dense", "sparse", "time", "weight"}
 DELIMITERS = (";", "\t", "|", ",")
 
 
@@ -174,23 +190,29 @@ def load_table(path: Path, sources: tuple[Source, ...], text: str | None = None)
 
     text: the YAML, of which `path` is only a name in errors; None: read the file.
     """
-    document = _read_yaml(path, text)
+    document, given = _read_yaml(path, text)
     form = common_format(sources)
     for key in () if form.has_layout else TEXT_KEYS:
-        if key in document:
+        if key in given:
             fault = f"has no effect, as {sources[0].path} is a {form.name} file"
             raise UserError(f"{path}: key {key}: {fault}; leave it out")
-    header, delimiter = document.get("header", True), document.get("delimiter", ",")
-    if not isinstance(header, bool) or not isinstance(delimiter, str) or len(delimiter) != 1:
-        raise UserError(f"{path}: keys header and delimiter: give true or false, and one character")
-    dialect = _parse_dialect(path, document, delimiter, sources[0])
-    columns = read_columns(form, sources, FileLayout((), delimiter, header, dialect=dialect))
-    names = Names(tuple(column.name for column in columns[0]), header)
-    layout = {"delimiter": delimiter, "header": header, "names": names.all, "format": form.name, **dialect._asdict()}
-    table = Table(**layout, **_parse_fields(path, document, names))
+    dialect = _parse_dialect(path, document, sources[0])
+    columns = read_columns(form, sources, FileLayout((), document.delimiter, document.header, dialect=dialect))
+    names = tuple(name for name, _ in columns[0])
+    layout: dict[str, Any] = {
+        "delimiter": document.delimiter,
+        "header": document.header,
+        "names": names,
+        "format": form.name,
+    }
+    label, rule_text, kind, positive = _parse_label(path, document.label, names)
+    name_of = partial(_column_name, path, names, document.header)
+    fields = _parse_fields(path, document, name_of(label), name_of)
+    fields |= {"rule": rule_text, "label_kind": kind, "positive": positive}
+    table = Table(**layout, **dialect._asdict(), **fields)
     rule = _check_rule(path, table)
     # With columns by position, a first row that serves as names may be a row of values.
-    if form.has_layout and header and isinstance(_parse_label(path, document["label"], names)[0], int):
+    if form.has_layout and document.header and isinstance(label, int):
         is_label = not math.isnan(number_of(table.label, table)) or table.label in table.positive
         is_label = is_label or (rule is not None and table.label == rule.value)
         if is_label and table.names != tuple(map(str, range(len(table.names)))):
@@ -310,16 +332,12 @@ def _check_kinds(path: Path, source: Source, table: Table, kinds: dict[str, str]
                 f"{'leave it out' if kinds[part.column] == 'time' else f'numbers need one, e.g. format: {EPOCH}'}"
             )
     for vector in table.vectors:
-        # Refuse a column of vectors that holds neither lists nor text with a separator.
         kind = kinds[vector.column]
-        is_text = kind in TEXT_KINDS
-        if kind not in ("list", NUMBER_LIST, "null") and not is_text:
-            raise UserError(f"{source.path}, column {vector.column}: {kind}, not lists of numbers; convert the column")
-        if is_text and not vector.separator:
+        if kind not in (TEXT_KINDS if vector.separator else ("list", NUMBER_LIST, "null")):
             entry = f'{{column: {vector.column}, vector: {vector.size}, separator: " "}}'
-            raise UserError(f"{path}: column {vector.column}: text; give the separator of its numbers, e.g. {entry}")
-        if not is_text and vector.separator:
-            raise UserError(f"{path}: column {vector.column}: holds lists in {source.path}; leave the separator out")
+            fault = f"{kind}, not {'text' if vector.separator else 'lists of numbers'}"
+            remedy = f"lists have no separator, and text needs one, e.g. {entry}"
+            raise UserError(f"{source.path}, column {vector.column}: {fault}; {remedy}")
     plain = [name for name in table.sparse if name not in derived]
     separators = {name: _find_separator(path, source, table, name, kinds) for name in plain}
     ordered = tuple((name, separator) for name, separator in separators.items() if separator is not None)
@@ -348,97 +366,71 @@ def _find_separator(path: Path, source: Source, table: Table, name: str, kinds: 
     return separator
 
 
-def _read_yaml(path: Path, text: str | None) -> dict[str, Any]:
-    """Read a YAML file, or its `text` if given; refuse unknown and missing keys."""
+def _read_yaml(path: Path, text: str | None) -> tuple[Document, Collection[str]]:
+    """Read a YAML file, or its `text` if given; return it, and the keys that it has."""
     try:
+        # All keys become texts, and so do dates, which may name columns.
         document = yaml.safe_load(path.read_text(encoding="utf-8") if text is None else text)
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such file; check data.schema") from error
-    except IsADirectoryError as error:
-        raise UserError(f"{path}: a directory; name the YAML file in data.schema") from error
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        content = json.loads(json.dumps(document, default=str))
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise UserError(f"{path}: {str(error.strerror).lower()}; name the YAML file in data.schema") from error
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: not readable as YAML ({reason}); see docs/inspect.md") from error
-    if not isinstance(document, dict):
-        raise UserError(f"{path}: not a mapping; write one `key: value` a line, of which label and sparse are needed")
-    for key in map(str, document):
-        if key not in KEYS:
-            close = difflib.get_close_matches(key, [*KEYS, "separator"], n=1)
-            remedy = f"did you mean {close[0]}?" if close else f"leave it out; known are {', '.join(sorted(KEYS))}"
+    keys = Document.__struct_fields__
+    for key in content if isinstance(content, dict) else ():
+        if key not in keys:
+            close = difflib.get_close_matches(key, [*keys, "separator"], n=1)
+            remedy = f"did you mean {close[0]}?" if close else f"leave it out; known are {', '.join(sorted(keys))}"
             if close == ["separator"]:
                 remedy = "the file's is delimiter, and a column's separator stands in {column: NAME, separator: \"|\"}"
             raise UserError(f"{path}: key {key} is not known; {remedy}")
-    for key in ("label", "sparse"):
-        if key not in document:
-            raise UserError(f"{path}: lacks {key}; add it, as in docs/inspect.md")
-    return document
+    try:
+        return convert(content, Document), content
+    except ValueError as error:
+        raise UserError(f"{path}: {str(error).replace(UNKNOWN, 'is not known')}; see docs/inspect.md") from error
 
 
-def _parse_dialect(path: Path, document: dict[str, Any], delimiter: str, source: Source) -> Dialect:
-    """Parse the keys quoting, escape and charset of text files.
-
-    source: a file, for the command that converts it.
-    """
-    quoting, escape, charset = (document.get(key, getattr(STANDARD, key)) for key in Dialect._fields)
-    if quoting not in ("csv", "none"):
-        raise UserError(f"{path}: key quoting: give csv, or none for quotes that are ordinary characters")
-    if not isinstance(escape, str) or (escape and (escape not in string.punctuation or escape in ('"', delimiter))):
+def _parse_dialect(path: Path, document: Document, source: Source) -> Dialect:
+    """Return the dialect of text files; source: a file, for the command that converts it."""
+    escape = document.escape
+    if escape and (escape not in string.punctuation or escape in ('"', document.delimiter)):
         raise UserError(
             f'{path}: key escape: give one punctuation mark other than quote and delimiter, e.g. escape: "\\"'
         )
-    if not isinstance(charset, str) or (known := charset_named(charset)) is None:
-        command = copy_command(f"iconv -f {charset} -t UTF-8", source.path)
+    if (known := charset_named(document.charset)) is None:
+        command = copy_command(f"iconv -f {document.charset} -t UTF-8", source.path)
         raise UserError(
-            f"{path}: key charset: {charset} is unknown to Python, or writes delimiters and line ends in other bytes "
-            f"than ASCII; leave it out and convert the file: {command}"
+            f"{path}: key charset: {document.charset} is unknown to Python, or writes delimiters and line ends in "
+            f"other bytes than ASCII; leave it out and convert the file: {command}"
         )
-    return Dialect("none" if quoting == "none" else STANDARD.quoting, escape, known)
+    return Dialect(document.quoting, escape, known)
 
 
-def _parse_fields(path: Path, document: dict[str, Any], names: Names) -> dict[str, Any]:
-    """Return the fields of a table that a document describes, except its layout and dialect."""
-    label, rule, kind, positive = _parse_label(path, document["label"], names)
-    dense, sparse = document.get("dense") or [], document["sparse"]
-    if not isinstance(dense, list) or not isinstance(sparse, list) or not sparse:
-        raise UserError(f"{path}: keys dense and sparse: give lists of columns, sparse at least one")
-    fields = _parse_features(path, dense, sparse, names)
-    label = _column_name(path, label, names)
-    if document.get("weight") is not None:
-        fields["weight"] = _column_name(path, document["weight"], names)
+def _parse_fields(path: Path, document: Document, label: str, name_of: Callable[[Any], str]) -> dict[str, Any]:
+    """Return the fields of a table that a document describes, except its layout, its dialect and the label's rule."""
+    fields = _parse_features(path, document, name_of) | {"label": label}
+    if document.weight is not None:
+        fields["weight"] = name_of(document.weight)
     table_columns = (label, *([fields["weight"]] if "weight" in fields else []), *fields["dense"], *fields["sparse"])
-    if len(set(table_columns)) != len(table_columns):
-        twice = next(name for name in table_columns if table_columns.count(name) > 1)
-        raise UserError(f"{path}: column {twice} is named twice; a column has one use")
-
-    decimal, thousands = document.get("decimal", "."), document.get("thousands", "")
-    characters = [decimal, thousands or "x"]
-    if not all(isinstance(mark, str) and len(mark) == 1 and mark not in "0123456789+-" for mark in characters) or (
-        decimal == thousands
-    ):
-        raise UserError(f'{path}: keys decimal and thousands: give one character each, e.g. decimal: ","')
-    missing = document.get("missing") or []
-    if not isinstance(missing, list) or not all(isinstance(mark, str) and mark for mark in missing):
-        raise UserError(f'{path}: key missing: give a list of texts in quotes, e.g. ["NA", "NULL"]')
-
-    # COLUMN or {column: COLUMN, format: epoch}.
-    if (entry := document.get("time")) is not None:
-        time = entry if isinstance(entry, dict) else {"column": entry}
-        form = time.get("format")
-        if not {"column"} <= set(time) <= {"column", "format"} or not isinstance(form, str | None):
-            raise UserError(f"{path}: key time, {entry}: give a column, or {{column: NAME, format: epoch}}")
-        column = _column_name(path, time["column"], names)
-        _check_format(path, "time", form)
-        fields["time"] = TimeColumn(column, form)
-    fields |= {"decimal": decimal, "thousands": thousands, "missing": tuple(missing)}
-    return {**fields, "label": label, "rule": rule, "label_kind": kind, "positive": positive}
+    if twice := [name for name, count in Counter(table_columns).items() if count > 1]:
+        raise UserError(f"{path}: column {twice[0]} is named twice; a column has one use")
+    if document.decimal == document.thousands:
+        raise UserError(f'{path}: keys decimal and thousands: give two characters, e.g. decimal: ","')
+    if (time := document.time) is not None:
+        time = time if isinstance(time, TimeEntry) else TimeEntry(time)
+        _check_format(path, "time", time.format)
+        fields["time"] = TimeColumn(name_of(time.column), time.format)
+    marks = {"decimal": document.decimal, "thousands": document.thousands, "missing": tuple(document.missing or ())}
+    return fields | marks
 
 
-def _parse_label(path: Path, label: Any, names: Names) -> tuple[Any, str | None, LabelKind, tuple[str, ...]]:
+def _parse_label(path: Path, label: Any, names: Sequence[str]) -> tuple[Any, str | None, LabelKind, tuple[str, ...]]:
     """Parse a label to its column (name or position), rule, kind and positive values; the last may be none.
 
     Forms are COLUMN, "COLUMN >= 4", {column: COLUMN, rule: ">= 4"}, {…, kind: number} and {…, positive: [VALUE, …]}.
     """
-    if isinstance(label, str) and label not in names.all:
+    if isinstance(label, str) and label not in names:
         if match := COLUMN_AND_RULE.fullmatch(label.strip()):
             return (int(match[1]) if match[1].isdecimal() else match[1]), match[2], LabelKind.click, ()
         if re.search("[=<>]", label):
@@ -447,27 +439,11 @@ def _parse_label(path: Path, label: Any, names: Names) -> tuple[Any, str | None,
                 f"{path}: key label: {label}: not a rule, as in {column.strip()} == {value.strip()}; operators are "
                 f"{', '.join(COMPARISONS)}"
             )
-    if not isinstance(label, dict):
+    if not isinstance(label, LabelEntry):
         return label, None, LabelKind.click, ()
-    rule, kind = label.get("rule"), label.get("kind", LabelKind.click.value)
-    keys = {"column", "rule", "kind", "positive"}
-    if not {"column"} < set(label) <= keys or kind not in [member.value for member in LabelKind]:
-        raise UserError(
-            f'{path}: key label: give a column, {{column: NAME, rule: ">= 4"}}, {{column: NAME, positive: ["yes"]}} '
-            "or {column: NAME, kind: number}"
-        )
-    if (rule is not None or "positive" in label) and kind == LabelKind.number.value:
-        word = "positive" if rule is None else "a rule"
-        raise UserError(
-            f"{path}: key label: {word} makes labels of 0 and 1; leave out kind: number, or {word.split()[-1]}"
-        )
-    if rule is not None and "positive" in label:
-        raise UserError(f"{path}: key label: rule and positive both say what is 1; leave one of them out")
-    values = label.get("positive", ["x"])
-    if not isinstance(values, list) or not values or not all(isinstance(value, str) and value for value in values):
-        raise UserError(f'{path}: key label, positive: give a list of texts in quotes, e.g. ["yes", "1"]')
-    positive = tuple(dict.fromkeys(values)) if "positive" in label else ()
-    return label["column"], None if rule is None else str(rule), LabelKind(kind), positive
+    if [label.rule is not None, label.positive is not None, label.kind is LabelKind.number].count(True) > 1:
+        raise UserError(f"{path}: key label: rule, positive and kind: number exclude each other; leave one of them")
+    return label.column, label.rule, label.kind, tuple(dict.fromkeys(label.positive or ()))
 
 
 def _check_rule(path: Path, table: Table) -> LabelRule | None:
