@@ -1,7 +1,6 @@
 """Labels by their rule, and the pairs of values that need none."""
 
 import itertools
-import json
 import math
 import sys
 from collections import Counter
@@ -201,7 +200,7 @@ def add_known_pair(path: Path, sources: Sequence[Source], table: Table) -> Table
     """Return the table with the positive and the negative label if its labels are a known pair of words; log this.
 
     Labels that need no pair are left alone: 0 and 1, truth words, numbers, and those with a rule or positive values.
-    More than two values, or one, are left to the reader of rows, which names the row.
+    Any other values are left to the reader of rows, which names the row, and what to write.
 
     path: the schema, for errors.
     """
@@ -214,26 +213,12 @@ def add_known_pair(path: Path, sources: Sequence[Source], table: Table) -> Table
         values |= {_meaning(value, table): value for value in counts if not is_missing(value)}
         if len(values) > 1:
             break
-    if len(values) != 2 or set(values) <= {0.0, 1.0}:
+    if (positive := PAIRS.get(frozenset(values))) is None:
         return table
-    if (positive := PAIRS.get(frozenset(values))) is not None:
-        [negative] = set(values) - {positive}
-        one, zero = text_of(values[positive]), text_of(values[negative])
-        print(f"{path}: label {table.label}: {one} is 1, {zero} is 0", file=sys.stderr)
-        return replace(table, positive=(one,), negative=(zero,))
-    # A third value may follow, which the reader of rows names, and the error needs the counts.
-    total: Counter[Any] = sum(_counts_by_batch(table, train), Counter())
-    present = {value: rows for value, rows in total.items() if not is_missing(value)}
-    if len({_meaning(value, table) for value in present}) != 2:
-        return table
-    # A click is mostly the rarer value, so the line to type names that one.
-    by_rows = sorted(present, key=lambda value: (present[value], text_of(value)))
-    shown = " and ".join(f"{_show_value(value)} ({present[value]:,} rows)" for value in by_rows)
-    entry = json.dumps(text_of(by_rows[0]), ensure_ascii=False)
-    raise UserError(
-        f"{train[0].path}, column {table.label}: labels are {shown}, and nothing says which is 1; write in {path} "
-        f"label: {{column: {table.label}, positive: [{entry}]}}, or the other value"
-    )
+    [negative] = set(values) - {positive}
+    one, zero = text_of(values[positive]), text_of(values[negative])
+    print(f"{path}: label {table.label}: {one} is 1, {zero} is 0", file=sys.stderr)
+    return replace(table, positive=(one,), negative=(zero,))
 
 
 def _counts_by_batch(table: Table, sources: Sequence[Source]) -> Iterator[Counter[Any]]:
