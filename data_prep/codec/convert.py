@@ -190,8 +190,8 @@ def refuse_rounded(values: Any, locator: Locator) -> None:
     kind = pa.float64() if isinstance(values, list) else values.type
     if not pa.types.is_floating(kind):
         return
-    # Beyond this power of 2, neighbours are more than 1 apart, so two ids of a file may have become one.
-    bits = significand_bits(kind)
+    # The type holds every whole number up to this power of 2; beyond it two ids of a file may have become one.
+    bits = {16: 11, 32: 24, 64: 53}[kind.bit_width]
     if isinstance(values, list):
         numbers = np.array([value if isinstance(value, float) else 0.0 for value in values])
     else:
@@ -199,11 +199,6 @@ def refuse_rounded(values: Any, locator: Locator) -> None:
     is_bad = np.isfinite(numbers) & (np.abs(numbers) >= 2.0**bits)
     fault = f"is rounded, as a float{kind.bit_width} from 2^{bits} on"
     refuse_row(is_bad, locator, lambda row: f"{numbers[row]:g} {fault}", "write the column as int64 or text")
-
-
-def significand_bits(kind: Any) -> int:
-    """Return n of an Arrow floating-point type that holds every whole number up to 2^n, and rounds beyond."""
-    return {16: 11, 32: 24, 64: 53}[kind.bit_width]
 
 
 def is_text(values: Any) -> bool:

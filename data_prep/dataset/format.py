@@ -383,9 +383,7 @@ def _check_table(encoding: _RawEncoding) -> Iterator[tuple[bool, str]]:
         yield raw != CRITEO, "key 'encoding.table' is null, but 'encoding.raw_schema' is not of Criteo's rows"
         yield bool(fits), "key 'encoding.dense_fits' belongs to 'encoding.table'"
         return
-    for key in ("label", "label_kind", "dense", "sparse", "weight"):
-        is_other = getattr(table, key) != getattr(raw, key)
-        yield is_other, f"keys 'encoding.table.{key}' and 'encoding.raw_schema.{key}' {different}"
+    yield table.schema != raw, f"keys 'encoding.table' and 'encoding.raw_schema' {different}"
     is_unnamed = not set(table.named_columns) <= set(table.names)
     yield is_unnamed, "key 'encoding.table.names' lacks columns of 'encoding.table'"
     features = {feature for vector in table.vectors for feature in vector.features}
@@ -398,7 +396,7 @@ def _check_table(encoding: _RawEncoding) -> Iterator[tuple[bool, str]]:
     yield is_alone, "key 'encoding.table.negative' is given without 'encoding.table.positive'"
     yield charset_named(table.charset) != table.charset, f"key 'encoding.table.charset' {UNKNOWN}"
     yield table.format not in FORMATS, f"key 'encoding.table.format' {UNKNOWN}"
-    is_other = {name for name, _ in table.separators} != set(raw.ragged)
+    is_other = len(table.separators) != len(raw.ragged)
     yield is_other, f"keys 'encoding.table.separators' and 'encoding.raw_schema.ragged' {different}"
 
     transform_of = {feature: transform for feature, transform in table.transforms if transform in FITS}

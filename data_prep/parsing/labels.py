@@ -191,7 +191,8 @@ PAIRS: dict[frozenset[Hashable], Hashable] = {frozenset(pair): pair[0] for pair 
 def describe_label_values(table: Table, sources: Sequence[Source]) -> str:
     """Return the most frequent values of the label column in the sources' first rows, for an error."""
     counts: Counter[Any] = sum(_counts_by_batch(table, sources), Counter())
-    shown = ", ".join(f"{_show_value(value)} ({rows:,})" for value, rows in counts.most_common(SHOWN_VALUES))
+    frequent = counts.most_common(SHOWN_VALUES)
+    shown = ", ".join(f"{'no value' if value is None else excerpt(value)} ({rows:,})" for value, rows in frequent)
     more = f" and {len(counts) - SHOWN_VALUES} more" if len(counts) > SHOWN_VALUES else ""
     return f"values of {counts.total():,} rows are {shown}{more}"
 
@@ -242,8 +243,3 @@ def _meaning(value: Any, table: Table) -> Hashable:
     """Return a label's number, or its text without blanks and in lower case: 1 and 1.0 or Yes and yes are one label."""
     number = number_of(value, table)
     return text_of(value).strip().lower() if np.isnan(number) else number
-
-
-def _show_value(value: Any) -> str:
-    """Return a label's value in a short form for an error."""
-    return "no value" if value is None else excerpt(value)

@@ -47,7 +47,9 @@ class Text(LineFormat):
         with LineBlocks(source) as lines:
             for block in lines.read_until(1):
                 text = bytes(block.buffer[block.start : block.end])
-                names = read_names(text, layout.delimiter, source.path, layout.dialect)
+                names = next(
+                    (fields for _, fields in exact_rows(text, layout.delimiter, source.path, 1, layout.dialect)), []
+                )
                 return [Column(name if layout.header else f"column_{i}", "any") for i, name in enumerate(names)]
         raise UserError(f"{source.path}: empty file; get it again, or leave it out of {source.key}")
 
@@ -84,11 +86,6 @@ class Text(LineFormat):
                 exact_rows(text, layout.delimiter, source.path, row, layout.dialect)
                 row += text.count(b"\n")
         return row - 1
-
-
-def read_names(header: bytes, delimiter: str, name: str, dialect: Dialect = STANDARD) -> tuple[str, ...]:
-    """Return the fields in a file's first line. Raise UserError for an invalid line."""
-    return next((tuple(fields) for _, fields in exact_rows(header, delimiter, name, 1, dialect)), ())
 
 
 def exact_rows(
