@@ -16,29 +16,10 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from common.files import FileDigest
-from data_prep.codec.convert import (
-    convert,
-    distinct,
-    distinct_texts,
-    plain,
-    refuse_row,
-    times_of,
-    without_marks,
-    without_nan,
-)
+from data_prep.codec.convert import convert, distinct_texts, plain, refuse_row, times_of, without_marks, without_nan
 from data_prep.codec.files import NewRows, Shape, parse_file, require_distinct
 from data_prep.codec.rows import ParsedRows, RowCodec
-from data_prep.codec.values import (
-    LIST_SEPARATOR,
-    STANDARD,
-    Bags,
-    Dialect,
-    Form,
-    RawRows,
-    numbered_rows,
-    offsets_of,
-    text_values,
-)
+from data_prep.codec.values import STANDARD, Bags, Dialect, RawRows, numbered_rows, offsets_of, text_values
 from data_prep.dataset.format import Manifest, load_rows_manifest, verify_file
 from data_prep.dataset.options import DenseTransform, Schema, Table
 from data_prep.lookup import NO_ID, column_transforms, dense_limits, vocabulary_path
@@ -306,34 +287,15 @@ class Encoder:
             columns: dict[str, list[Any]] = {column: [""] * len(values) for column in self.input_columns}
             distinct_values, codes, _ = self.parse_columns({**columns, feature: values}, name).values[feature]
         else:
-            texts = self._texts_of(feature, values, name)
-            distinct_values, codes = text_values(texts.dictionary), texts.indices.to_numpy()
+            parts = tuple(part for part in self._table.parts if part.feature == feature)
+            column = parts[0].column if parts else feature
+            table = structs.replace(self._table, dense=(), vectors=(), sparse=(feature,), separators=(), parts=parts)
+            batch = RawRows({column: values}, len(values), numbered_rows(name, range(1, len(values) + 1)))
+            [texts] = convert(batch, table, forms=self._codec.forms).categories
+            distinct_values, codes = text_values(texts.values.dictionary), texts.values.indices.to_numpy()
         ids, missing = self._codec.ids(feature, distinct_values)
         ids[missing] = NO_ID
         return ids[codes]
-
-    def _texts_of(self, feature: str, values: Any, name: str) -> Any:
-        """Return single values of a feature of a user's table as texts, an Arrow dictionary array; see `ids_of`."""
-        assert self._table is not None
-        parts = tuple(part for part in self._table.parts if part.feature == feature)
-        column = parts[0].column if parts else feature
-        batch = RawRows({column: values}, len(values), numbered_rows(name, range(1, len(values) + 1)))
-        separator = dict(self._table.separators).get(feature)
-        # A text that joins several values is none of them; a list's own values may hold any character.
-        if separator or (separator is not None and not self._codec.forms[feature] & Form.UNJOINABLE):
-            mark, distinct_values = separator or LIST_SEPARATOR, distinct(plain(values))
-            is_joined = [isinstance(value, str) and mark in value for value in distinct_values.values]
-            fault = f"holds {mark!r}, which joins values"
-            distinct_values.refuse(is_joined, batch.locator_of(column), fault, "give each value by itself")
-        table = structs.replace(self._table, dense=(), vectors=(), sparse=(feature,), separators=(), parts=parts)
-        try:
-            [texts] = convert(batch, table, forms=self._codec.forms).categories
-        except UserError as error:
-            if not parts:
-                raise
-            remedy = f"ids of {feature} take times of {column}; dataset.values({feature!r}) lists the {parts[0].part}s"
-            raise UserError(f"{error}; {remedy}") from None
-        return texts.values
 
     def encode(self, rows: ParsedRows) -> EncodedBlock:
         """Return the arrays of parsed rows as a shard of the dataset would have them: same ids, transforms and bags."""
