@@ -20,7 +20,8 @@ from common.errors import UserError
 from common.log import log
 from data_prep.codec.files import NewRows
 from data_prep.codec.rows import ParsedRows
-from data_prep.encoding import EncodedBlock, Encoder
+from data_prep.dataset.format import ShardArrays
+from data_prep.encoding import Encoder
 
 
 def fill_from_user(candidates: NewRows, user: NewRows) -> NewRows:
@@ -189,7 +190,7 @@ class RowScorer:
         return logits
 
 
-def to_row_arrays(block: EncodedBlock) -> RowArrays:
+def to_row_arrays(block: ShardArrays) -> RowArrays:
     """Return encoded rows in the form that batches are made from."""
     return RowArrays(block.labels.astype(np.float32), block.dense, block.sparse, block.bags, block.weights)
 

@@ -6,7 +6,7 @@ Each field becomes a 64-bit number: microseconds since 1970, or the value of its
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,8 +19,8 @@ from common.files import FileDigest
 from data_prep.codec.convert import convert, distinct_texts, plain, refuse_row, times_of, without_marks, without_nan
 from data_prep.codec.files import NewRows, Shape, parse_file, require_distinct
 from data_prep.codec.rows import ParsedRows, RowCodec
-from data_prep.codec.values import STANDARD, Bags, Dialect, RawRows, numbered_rows, offsets_of, text_values
-from data_prep.dataset.format import Manifest, load_rows_manifest, verify_file
+from data_prep.codec.values import STANDARD, Dialect, RawRows, numbered_rows, offsets_of, text_values
+from data_prep.dataset.format import Manifest, ShardArrays, load_rows_manifest, verify_file
 from data_prep.dataset.options import DenseTransform, Schema, Table
 from data_prep.lookup import NO_ID, column_transforms, dense_limits, vocabulary_path
 from data_prep.parsing.formats import format_named, suffix_of, table_layout
@@ -129,20 +129,6 @@ def find_split_column(name: str, is_time: bool, table: Table, sources: Sequence[
             raise UserError(f"{path}, column {name}: {fault}; write both files with one type")
     formats = [entry.format for entry in (table.time, *table.parts) if entry is not None and entry.column == name]
     return SplitColumn(name, is_time, formats[0] if formats and is_time else None)
-
-
-class EncodedBlock(NamedTuple):
-    """labels [rows] int32, dense [rows, N] float32, sparse [rows, F] int32 ids.
-
-    If features are multi-hot, `sparse` has only the columns of the other features, and `bags` has one entry per
-    multi-hot feature. weights: sample weights [rows] float32 of labelled rows, if the dataset has them.
-    """
-
-    labels: NDArray[np.int32]
-    dense: NDArray[np.float32]
-    sparse: NDArray[np.int32]
-    bags: tuple[Bags, ...] = ()
-    weights: NDArray[np.float32] | None = None
 
 
 def rules_of(manifest: Manifest) -> dict[str, Any]:
@@ -297,10 +283,13 @@ class Encoder:
         ids[missing] = NO_ID
         return ids[codes]
 
-    def encode(self, rows: ParsedRows) -> EncodedBlock:
-        """Return the arrays of parsed rows as a shard of the dataset would have them: same ids, transforms and bags."""
+    def encode(self, rows: ParsedRows) -> ShardArrays:
+        """Return the arrays of parsed rows as a shard of the dataset would have them: same ids, transforms and bags.
+
+        Labels and weights are [rows].
+        """
         bags = {feature: self._codec.bags(rows, feature)[0] for feature in self.features}
         single = [bag.ids for feature, bag in bags.items() if feature not in self._ragged]
         ids = np.stack(single, axis=1) if single else np.zeros((len(rows.labels), 0), np.int32)
         ragged = tuple(bag for feature, bag in bags.items() if feature in self._ragged)
-        return EncodedBlock(rows.labels, self._codec.dense(rows), ids, ragged, rows.weights)
+        return ShardArrays(rows.labels, self._codec.dense(rows), ids, ragged, rows.weights)

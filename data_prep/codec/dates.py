@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,20 +52,13 @@ def _number_pattern(decimal: str, thousands: str) -> re.Pattern[str]:
     return re.compile(rf"[ \t]*[+-]?(?:{whole}(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?[ \t]*", re.ASCII)
 
 
-class Epoch(NamedTuple):
-    """A unit for numbers that count from 1970-01-01: its name, and its decimal places in a second."""
-
-    unit: str
-    digits: int
-
-
 EPOCH = "epoch"
-# Formats of numbers by name, coarse units first.
+# Formats of numbers that count from 1970-01-01, coarse units first: the unit, and its decimal places in a second.
 EPOCHS = {
-    EPOCH: Epoch("seconds", 0),
-    "epoch_ms": Epoch("milliseconds", 3),
-    "epoch_us": Epoch("microseconds", 6),
-    "epoch_ns": Epoch("nanoseconds", 9),
+    EPOCH: ("seconds", 0),
+    "epoch_ms": ("milliseconds", 3),
+    "epoch_us": ("microseconds", 6),
+    "epoch_ns": ("nanoseconds", 9),
 }
 SECOND = 1_000_000  # microseconds
 # Times lie between the years 1900 and 2100, in seconds since 1970. From CERTAIN (1973) on, units cannot be confused.
@@ -104,7 +97,7 @@ def is_plausible(numbers: Any, form: str, is_implied: bool = False) -> Any:
     """
     # Milliseconds read as seconds lie in the future and seconds read as milliseconds in January 1970, so a number that
     # is certain in another unit is refused.
-    seconds = numbers / 10.0 ** EPOCHS[form].digits
+    seconds = numbers / 10.0 ** EPOCHS[form][1]
     is_elsewhere = np.zeros(np.shape(numbers), np.bool_)
     for name in EPOCHS:
         is_elsewhere = is_elsewhere | (name != form and _is_certain(numbers, name))
@@ -115,13 +108,13 @@ def is_plausible(numbers: Any, form: str, is_implied: bool = False) -> Any:
 
 def _is_certain(numbers: Any, form: str) -> Any:
     """Return whether numbers in an epoch's format are times from 1973 to 2100, which no other unit can mean."""
-    seconds = numbers / 10.0 ** EPOCHS[form].digits
+    seconds = numbers / 10.0 ** EPOCHS[form][1]
     return (seconds >= CERTAIN) & (seconds < LATEST)
 
 
 def count_microseconds(numbers: NDArray[np.int64], form: str) -> NDArray[np.int64]:
     """Convert plausible whole numbers in an epoch's format to microseconds, rounded down."""
-    digits = EPOCHS[form].digits
+    digits = EPOCHS[form][1]
     # Integers stay exact, where float64 would round nanoseconds.
     return numbers * 10 ** (6 - digits) if digits <= 6 else numbers // 10 ** (digits - 6)
 
@@ -137,7 +130,7 @@ def read_time(text: str, form: str | None, takes_numbers: bool = False) -> int |
         if not re.fullmatch(NUMBER, text) or not is_plausible(float(text), epoch, form is None):
             return None
         # Decimal keeps each digit; a float64 of seconds would round the last microseconds.
-        return math.floor(Decimal(text.strip()).scaleb(6 - EPOCHS[epoch].digits))
+        return math.floor(Decimal(text.strip()).scaleb(6 - EPOCHS[epoch][1]))
     if form is None:
         # Python 3.10 reads neither Z nor other than six digits of a second's fraction.
         if "." in text or "," in text:
@@ -180,7 +173,7 @@ def time_fault(text: str, form: str | None, takes_numbers: bool, entry: str) -> 
     if date is not None:
         remedy = f"it looks like a date; write `{date}` in the schema"
     elif other := _other_epoch(number, form if not takes_numbers else epoch):
-        remedy = f"it looks like {EPOCHS[other].unit}; write `{with_format(other)}` in the schema"
+        remedy = f"it looks like {EPOCHS[other][0]}; write `{with_format(other)}` in the schema"
     if form is None and not takes_numbers:
         return f"{shown} is not {kind}; {remedy}"
     unit, digits = EPOCHS[epoch]
@@ -194,7 +187,7 @@ def _other_epoch(number: float, form: str | None) -> str | None:
     others = [name for name in EPOCHS if name != form]
     names = [name for name in others if _is_certain(number, name)]
     if form is not None:
-        finer = [name for name in others if EPOCHS[name].digits > EPOCHS[form].digits]
+        finer = [name for name in others if EPOCHS[name][1] > EPOCHS[form][1]]
         names += [name for name in finer if is_plausible(number, name)]
     return names[0] if names else None
 
