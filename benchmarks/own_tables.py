@@ -139,7 +139,7 @@ def convert(path: Path) -> float:
     table = table_yaml.load_table(path.parent / "schema.yaml", sources)
     form, (columns, layout) = formats.format_named(table.format), formats.table_layout(table)
     begin = time.perf_counter()
-    for chunk in form.chunks(sources[0], formats.table_size(table), BLOCK_BYTES):
+    for chunk in form.chunks(sources[0], layout, formats.row_bytes(table), BLOCK_BYTES):
         for batch, _ in form.batches(sources[0], chunk, columns, layout):
             converter.convert(batch, table)
     return time.perf_counter() - begin

@@ -314,11 +314,8 @@ def join_ranges(ranges: list[DenseRange]) -> DenseRange:
 
 def dense_limits(transform: DenseTransform, table: Table) -> list[float]:
     """Return the largest absolute value of each dense feature of a user's own table whose transform is finite."""
-    own, default = dict(table.transforms), float(np.finfo(np.float64).max)
-    # minmax: the span must be finite, too.
-    limits = {DenseTransform.raw: float(np.finfo(np.float32).max), DenseTransform.minmax: default / 2}
-    default = limits.get(transform, default)
-    return [largest_input(own[feature]) if feature in own else default for feature in table.dense]
+    own = dict(table.transforms)
+    return [largest_input(own.get(feature, transform.value)) for feature in table.dense]
 
 
 def column_transforms(table: Table | None, fits: Mapping[str, Sequence[float]]) -> list[ColumnTransform]:

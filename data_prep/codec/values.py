@@ -452,7 +452,7 @@ def transform_numbers(
 
 
 def largest_input(name: str) -> float:
-    """Return the largest absolute value of a number whose transform by `transform_column` is finite."""
+    """Return the largest absolute value of a number whose transform is finite."""
     if name == "raw":
         return LARGEST_FLOAT32
     return LARGEST / 2 if name in FITS else LARGEST  # differences of two values must be finite, too

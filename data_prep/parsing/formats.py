@@ -40,13 +40,6 @@ class FileLayout(NamedTuple):
     dialect: Dialect = STANDARD
 
 
-class Size(NamedTuple):
-    """Memory that rows take: least bytes per row, and the columns of lists."""
-
-    row_bytes: int
-    lists: Collection[str] = ()
-
-
 class Chunk(NamedTuple):
     """A part of a file: lines that begin in the bytes start..stop of its text, or the rows `rows`."""
 
@@ -65,17 +58,13 @@ MIN_ROW_BYTES = 41  # shortest row of text; data_prep/job.py relies on it
 def table_layout(table: Table) -> tuple[list[str], FileLayout]:
     """Return the columns to read of a table, and the layout of its files."""
     columns = list(dict.fromkeys((*table.targets, *table.inputs)))
-    return columns, FileLayout(table.names, table.delimiter, table.header, _list_columns(table), table.dialect)
+    lists = (*table.schema.ragged, *(vector.column for vector in table.vectors))  # that may hold lists
+    return columns, FileLayout(table.names, table.delimiter, table.header, lists, table.dialect)
 
 
-def table_size(table: Table) -> Size:
-    """Return the least memory of a table's rows, and its columns of lists."""
-    return Size(max(MIN_ROW_BYTES, 4 + 8 * len(table.dense) + 4 * len(table.sparse)), _list_columns(table))
-
-
-def _list_columns(table: Table) -> tuple[str, ...]:
-    """Return the columns that may hold lists: multi-hot columns and vectors."""
-    return (*table.schema.ragged, *(vector.column for vector in table.vectors))
+def row_bytes(table: Table) -> int:
+    """Return the least memory of a table's row."""
+    return max(MIN_ROW_BYTES, 4 + 8 * len(table.dense) + 4 * len(table.sparse))
 
 
 class Format(ABC):
@@ -100,8 +89,11 @@ class Format(ABC):
         """Return the columns of a file, in order; the names in `layout` do not matter."""
 
     @abstractmethod
-    def chunks(self, source: Source, size: Size, chunk_bytes: int) -> list[Chunk]:
-        """Divide the file into chunks of at most `chunk_bytes`, in row order; depends on the arguments alone."""
+    def chunks(self, source: Source, layout: FileLayout, row_bytes: int, chunk_bytes: int) -> list[Chunk]:
+        """Divide the file into chunks of at most `chunk_bytes`, in row order; depends on the arguments alone.
+
+        row_bytes: least memory of a row.
+        """
 
     @abstractmethod
     def batches(
@@ -119,7 +111,7 @@ class LineFormat(Format):
 
     batch_bytes = 8 << 20
 
-    def chunks(self, source: Source, size: Size, chunk_bytes: int) -> list[Chunk]:
+    def chunks(self, source: Source, layout: FileLayout, row_bytes: int, chunk_bytes: int) -> list[Chunk]:
         """Divide the file at multiples of `chunk_bytes`; a line belongs to the chunk in which it begins."""
         if source.compressed:
             # The length of its text is known only once it is inflated.

@@ -27,7 +27,7 @@ from data_prep.codec.convert import (
 from data_prep.codec.dates import NumberForm, exact_number_of, number_of
 from data_prep.codec.values import EXACT_INTEGERS, TRUTHS, Form, Locator, RawRows, TableBlock, text_of
 from data_prep.dataset.options import COMPARISONS, LabelKind, LabelRule, Table, parse_rule
-from data_prep.parsing.formats import format_named, table_layout, table_size
+from data_prep.parsing.formats import format_named, row_bytes, table_layout
 from data_prep.sources.discover import Source
 
 # Texts by which pandas (but for None) and databases write a missing value.
@@ -224,8 +224,8 @@ def add_known_pair(path: Path, sources: Sequence[Source], table: Table) -> Table
 
 def _counts_by_batch(table: Table, sources: Sequence[Source]) -> Iterator[Counter[Any]]:
     """Yield the counts of the label column's values in each batch of the first COUNTED_ROWS rows or a little more."""
-    form, layout, size = format_named(table.format), table_layout(table)[1], table_size(table)
-    pairs = ((source, chunk) for source in sources for chunk in form.chunks(source, size, CHUNK_BYTES))
+    form, layout, least = format_named(table.format), table_layout(table)[1], row_bytes(table)
+    pairs = ((source, chunk) for source in sources for chunk in form.chunks(source, layout, least, CHUNK_BYTES))
     batches = (batch for source, chunk in pairs for batch, _ in form.batches(source, chunk, [table.label], layout))
     rows = 0
     for batch in batches:

@@ -25,7 +25,7 @@ from common.errors import UserError
 from data_prep.codec.convert import is_list_type
 from data_prep.codec.files import BYTE_ORDER_MARK, decode_text, gather_column, read_exact, read_objects
 from data_prep.codec.values import CORRECT, STANDARD, UTF_8, Dialect, RawRows
-from data_prep.parsing.formats import NUMBER_LIST, Chunk, Column, FileLayout, Format, LineFormat, Size, suffix_of
+from data_prep.parsing.formats import NUMBER_LIST, Chunk, Column, FileLayout, Format, LineFormat, suffix_of
 from data_prep.sources.discover import Source
 from data_prep.sources.line_blocks import LineBlocks, describe_bare_returns
 
@@ -252,15 +252,14 @@ class Parquet(Format):
         """Return the number of rows in the file's metadata."""
         return int(_open_parquet(source).metadata.num_rows)
 
-    def chunks(self, source: Source, size: Size, chunk_bytes: int) -> list[Chunk]:
-        """Divide by uncompressed size, at least `size.row_bytes` a row: rows may take hardly any space in the file."""
+    def chunks(self, source: Source, layout: FileLayout, row_bytes: int, chunk_bytes: int) -> list[Chunk]:
+        """Divide by uncompressed size, at least `row_bytes` a row: rows may take hardly any space in the file."""
         # Sizes come from the metadata, so that no data are read to plan the chunks.
         metadata = _open_parquet(source).metadata
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         sizes = [
             max(
-                group.total_byte_size,
-                size.row_bytes * group.num_rows + VALUE_TEXT_BYTES * _list_values(group, size.lists),
+                group.total_byte_size, row_bytes * group.num_rows + VALUE_TEXT_BYTES * _list_values(group, layout.lists)
             )
             for group in groups
         ]

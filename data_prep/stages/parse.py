@@ -33,7 +33,7 @@ from data_prep.lookup import (
     transform_dense,
 )
 from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows, parse_bytes, parse_lines
-from data_prep.parsing.formats import Chunk, FileLayout, LineFormat, format_named, table_layout, table_size
+from data_prep.parsing.formats import Chunk, FileLayout, LineFormat, format_named, row_bytes, table_layout
 from data_prep.sources.discover import GIVEN, PUBLISHED, Source, given_md5s, refuse_same
 from data_prep.sources.line_blocks import LineBlocks, SourceStream, count_lines_before
 from data_prep.stages.columns import TableCategories, write_columns
@@ -98,7 +98,8 @@ def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
             continue
         places: Sequence[Chunk]
         if job.table is not None:
-            places = format_named(job.table.format).chunks(source, table_size(job.table), job.chunk_bytes)
+            layout, form = table_layout(job.table)[1], format_named(job.table.format)
+            places = form.chunks(source, layout, row_bytes(job.table), job.chunk_bytes)
         else:
             places = [Chunk(start, start + job.chunk_bytes) for start in range(0, source.bytes, job.chunk_bytes)]
         tasks.extend(ParseTask(job, index, chunk, place) for chunk, place in enumerate(places))

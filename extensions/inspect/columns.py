@@ -19,7 +19,7 @@ from data_prep.codec.dates import EPOCHS, NUMBERS, number_of, read_time
 from data_prep.codec.files import decode_text
 from data_prep.codec.values import NUMBER, TRUTHS, RawRows, text_of, text_values, whole_number
 from data_prep.dataset.format import splitmix64
-from data_prep.parsing.formats import MIN_ROW_BYTES, FileLayout, Format, Size
+from data_prep.parsing.formats import MIN_ROW_BYTES, FileLayout, Format
 from data_prep.parsing.labels import NULL_MARKS
 from data_prep.parsing.table_yaml import DELIMITERS, common_format, read_columns
 from data_prep.sources.discover import Source
@@ -239,7 +239,7 @@ def read_profile(sources: Sequence[Source]) -> TableProfile:
     lists = tuple(name for name, column in figures.items() if column.kind == "list")
     profile = TableProfile(sources, form, FileLayout(tuple(names), delimiter, header, lists), figures)
     for source in sources:
-        for chunk in form.chunks(source, Size(max(MIN_ROW_BYTES, 8 * len(figures)), lists), CHUNK_BYTES):
+        for chunk in form.chunks(source, profile.layout, max(MIN_ROW_BYTES, 8 * len(figures)), CHUNK_BYTES):
             for batch, _ in form.batches(source, chunk, list(figures), profile.layout):
                 profile.add(batch)
                 profile.shrink(slack=2)  # each time takes a pass over the sample, so rows are dropped many at a time

@@ -54,7 +54,7 @@ from data_prep.dataset.format import REMEDY, Count, JsonObject, Manifest, Vocabu
 from data_prep.dataset.kinds import kind_of
 from data_prep.dataset.options import MAX_NUM_EMBEDDINGS, RULE, Feature, TableRows, parse_rule, to_json
 from data_prep.io import open_array
-from data_prep.parsing.formats import Chunk, FileLayout, Size, format_of
+from data_prep.parsing.formats import Chunk, FileLayout, format_of
 from data_prep.parsing.labels import meets_rule
 from data_prep.parsing.table_yaml import schema_path
 from data_prep.sources.discover import Source
@@ -350,7 +350,7 @@ class EventBlock(NamedTuple):
 
 def plan_event_chunks(source: Source, chunk_bytes: int) -> list[Chunk]:
     """Return the chunks of a source in row order; a compressed text is one chunk."""
-    return format_of(source).chunks(source, Size(EVENT_BYTES), chunk_bytes)
+    return format_of(source).chunks(source, FileLayout(), EVENT_BYTES, chunk_bytes)
 
 
 def check_columns(source: Source, columns: tuple[str, ...], delimiter: str, named_by: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.parsing.formats import format_named, table_layout, table_size
+from data_prep.parsing.formats import format_named, row_bytes, table_layout
 from data_prep.parsing.labels import convert_rows
 from data_prep.parsing.table_yaml import load_table
 from data_prep.sources.discover import resolve_sources
@@ -103,7 +103,7 @@ def read_labels(directory: Path) -> NDArray[Any]:
     [source] = resolve_sources(str(directory / "rows.*"))
     table = load_table(directory / "schema.yaml", (source,))
     form = format_named(table.format)
-    [chunk] = form.chunks(source, table_size(table), 1 << 20)
+    [chunk] = form.chunks(source, table_layout(table)[1], row_bytes(table), 1 << 20)
     [(batch, _)] = form.batches(source, chunk, *table_layout(table))
     return convert_rows(batch, table).labels
 

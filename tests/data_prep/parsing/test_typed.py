@@ -19,7 +19,7 @@ from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.encoding import Encoder, read_new_rows
 from data_prep.lookup import VocabularyTexts
 from data_prep.parsing import readers
-from data_prep.parsing.formats import Chunk, FileLayout, Size
+from data_prep.parsing.formats import Chunk, FileLayout
 from data_prep.parsing.readers import Parquet
 from data_prep.sources.discover import Source, resolve_sources
 from tests.data_prep.conftest import SPLITS, Capture, load_split, prepare, sums
@@ -89,7 +89,7 @@ ORDERS += [lambda numbers: numbers[::2] + numbers[1::2], lambda numbers: [0, 0, 
 def test_chunks_are_the_rows_in_any_order(source: Source, order: Callable[[list[int]], list[int]]) -> None:
     table = pq.read_table(source.path)
     expected = list(zip(*(table.column(name).to_pylist() for name in COLUMNS), strict=True))
-    chunks = Parquet().chunks(source, Size(41, ["tags"]), 15_000)
+    chunks = Parquet().chunks(source, FileLayout(lists=["tags"]), 41, 15_000)
     assert [chunk.rows.groups for chunk in chunks[-2:]] == [(0, 1), (1, 3)]
     begins = [chunk.rows.row + chunk.rows.first for chunk in chunks]
     for number in order(list(range(len(chunks)))):
