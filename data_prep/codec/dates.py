@@ -192,22 +192,22 @@ def _other_epoch(number: float, form: str | None) -> str | None:
     return names[0] if names else None
 
 
+# Directives of strptime that have an effect beside some others alone, these, and what to write.
+NEEDED_BESIDE = (
+    ("p", "I", "%p has an effect with %I alone (hours of 12); write %I in place of %H"),
+    ("I", "p", "%I counts hours to 12 and needs %p; write %H for hours to 24"),
+    ("UW", "aAwu", "%U and %W have an effect with a weekday alone; add %w"),
+    ("d", "YyGcx", "%d needs a year (%Y or %y), as not all have a 29 February; or use the column as a category"),
+)
+
+
 def fault_of_format(form: str) -> str | None:
     """Describe a format that is unknown or that strptime would ignore in part; None if it is valid."""
-    if form in EPOCHS:
-        return None
-    if "%" not in form:
-        return f'is not known; give {", ".join(EPOCHS)}, or a pattern of strptime, e.g. "%d.%m.%Y %H:%M"'
-    directives = set(re.findall("%(.)", form))
-    if "p" in directives and "I" not in directives:
-        return "%p has an effect with %I alone (hours of 12); write %I in place of %H"
-    if "I" in directives and "p" not in directives:
-        return "%I counts hours to 12 and needs %p; write %H for hours to 24"
-    if directives & {"U", "W"} and not directives & {"a", "A", "w", "u"}:
-        return "%U and %W have an effect with a weekday alone; add %w"
-    if "d" in directives and not directives & {"Y", "y", "G", "c", "x"}:
-        return "%d needs a year (%Y or %y), as not all have a 29 February; without one, use the column as a category"
-    return None
+    if form in EPOCHS or "%" not in form:
+        unknown = f'is not known; give {", ".join(EPOCHS)}, or a pattern of strptime, e.g. "%d.%m.%Y %H:%M"'
+        return None if form in EPOCHS else unknown
+    given = set(re.findall("%(.)", form))
+    return next((fault for some, needed, fault in NEEDED_BESIDE if given & {*some} and not given & {*needed}), None)
 
 
 def part_of(times: NDArray[np.datetime64], part: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

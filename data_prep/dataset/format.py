@@ -25,7 +25,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 from numpy.typing import DTypeLike, NDArray
 
-from common.documents import UNKNOWN, VERSION, Json, convert, decode
+from common.documents import UNKNOWN, VERSION, convert, decode
 from common.errors import UserError
 from common.files import FileDigest, digest_file, write_atomically
 from data_prep.codec.values import BAG_KINDS, FITS, Bags, charset_named, from_text, pack, unpack
@@ -33,7 +33,6 @@ from data_prep.dataset.kinds import ROWS, DatasetKind, kind_of, misleading_sente
 from data_prep.dataset.options import (
     CRITEO,
     FORMATS,
-    GENERATORS,
     DenseTransform,
     Encoding,
     Feature,
@@ -178,14 +177,6 @@ class _RawEncoding(Rules, kw_only=True):
     mean_weight: Annotated[float, Meta(gt=0)] | UnsetType = UNSET
 
 
-class _OtherEncoding(JsonObject):
-    """Encoding of rows imported or generated, without the settings of a generator."""
-
-    name: str
-    raw_schema: Json | UnsetType | None = UNSET
-    dense_transform: DenseTransform | UnsetType | None = UNSET
-
-
 SPLITS = ("train", "val", "test")  # in the order of a dataset's rows
 FORMAT_NAME = "clickwork-dataset"
 FORMAT_VERSION = 5
@@ -297,15 +288,9 @@ def _manifest_fault(manifest: Manifest) -> str | None:
         if manifest.kind.fault is not None:
             fault = manifest.kind.fault(manifest)
             checks = chain([(fault is not None, fault or "")], checks)
-        elif encoding.get("raw_schema") is None and encoding.get("name") not in names:
-            settings = encoding.keys() & set(GENERATORS)
-            for group in sorted(settings):
-                convert(encoding[group], dict[str, object], f"encoding.{group}")
-            convert({key: encoding[key] for key in encoding if key not in settings}, _OtherEncoding, "encoding")
-        else:
-            checks = chain(
-                checks, _check_encoding(manifest, schema, sources, convert(encoding, _RawEncoding, "encoding"))
-            )
+        elif encoding.get("raw_schema") is not None or encoding.get("name") in names:  # not imported or generated
+            raw_encoding = convert(encoding, _RawEncoding, "encoding")
+            checks = chain(checks, _check_encoding(manifest, schema, sources, raw_encoding))
     except ValueError as error:
         return str(error)
     # Later checks rely on earlier ones, so none runs after the first that fails.
