@@ -401,11 +401,8 @@ def proposed_text(sources: Sequence[Source], label: str | None) -> str:
 
 def _choose_use(proposal: Proposal, figures: ColumnFigures) -> Use:
     """Return the use of a column that is not the label."""
-    profile, has_text, values = (
-        proposal.profile,
-        proposal.profile.form.has_layout,
-        f"{value_count_text(figures)} values",
-    )
+    profile, values = proposal.profile, f"{value_count_text(figures)} values"
+    has_text = profile.form.has_layout
     can_name_table = not set(figures.name) & set("./\\\0")  # a category's name is part of a file's name
     reasons = {
         "constant: empty in every row": not figures.filled,
@@ -413,13 +410,12 @@ def _choose_use(proposal: Proposal, figures: ColumnFigures) -> Use:
         f"{figures.kind}: neither text nor numbers": figures.kind not in KINDS,
         "lists or objects: neither text nor numbers": figures.has_others,
         "its name has . / or \\; rename it": figures.kind == "list" and not can_name_table,
-        "constant: the same value in every row": figures.kind != "list"
-        and figures.num_values == 1
-        and figures.filled == profile.rows,
+        "constant: the same value in every row": (
+            figures.kind != "list" and figures.num_values == 1 and figures.filled == profile.rows
+        ),
     }
-    for reason, is_so in reasons.items():
-        if is_so:
-            return Use("out", (), reason)
+    if (reason := next((reason for reason, is_so in reasons.items() if is_so), None)) is not None:
+        return Use("out", (), reason)
     if figures.kind == "list":
         return Use("sparse", (figures.name,), f"lists of {values}")
     if has_text or not figures.marks:
