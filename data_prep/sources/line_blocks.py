@@ -3,7 +3,7 @@
 import mmap
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -97,15 +97,6 @@ class SourceStream(ReadAhead):
 Reader = PlainReader | SourceStream
 
 
-def open_source(source: Source, offset: int = 0, block_bytes: int = BLOCK_BYTES) -> Reader:
-    """Open a reader of the uncompressed bytes; blocks of a plain file have at most `block_bytes`.
-
-    A compressed source can only be read from its start.
-    """
-    assert not source.compressed or offset == 0
-    return SourceStream(source) if source.compressed else PlainReader(source, offset, block_bytes)
-
-
 class LineBlock(NamedTuple):
     """Whole lines: buffer[start:end] ends with a newline; kernels may read ROOM_BEHIND - 1 bytes beyond it.
 
@@ -139,7 +130,11 @@ class LineBlocks(AbstractContextManager["LineBlocks"]):
         self._at_end = False
         # The byte before `offset` tells whether a line starts there.
         self._offset = max(offset - 1, 0)
-        self._reader = reader or open_source(source, self._offset, block_bytes)
+        if reader is None:
+            # A compressed source can only be read from its start.
+            assert not source.compressed or self._offset == 0
+            reader = SourceStream(source) if source.compressed else PlainReader(source, self._offset, block_bytes)
+        self._reader = reader
         self._reported = offset  # position up to which `advance` has counted
         # The rest of a line that starts before `offset` belongs to the range before.
         for _ in self.read_until(offset):
@@ -209,13 +204,8 @@ class LineBlocks(AbstractContextManager["LineBlocks"]):
 
 
 def count_lines_before(source: Source, offset: int) -> int:
-    """Return the number of newlines in the first `offset` uncompressed bytes, for a row number in an error."""
-    lines = 0
-    with closing(open_source(source)) as reader:
-        while offset > 0:
-            block, count = reader.next_block()
-            if count == 0:
-                break
-            lines += block[ROOM_BEFORE : ROOM_BEFORE + min(count, offset)].count(b"\n")
-            offset -= count
-    return lines
+    """Return the number of lines before an offset at which one begins, for a row number in an error."""
+    with LineBlocks(source) as lines:
+        return sum(
+            int((block.buffer[block.start : block.end] == ord("\n")).sum()) for block in lines.read_until(offset)
+        )
