@@ -20,6 +20,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
@@ -28,11 +29,10 @@ from numpy.typing import DTypeLike, NDArray
 from common.documents import UNKNOWN, VERSION, convert, decode
 from common.errors import UserError
 from common.files import FileDigest, digest_file, write_atomically
-from data_prep.codec.values import BAG_KINDS, FITS, Bags, charset_named, from_text, pack, unpack
+from data_prep.codec.values import FITS, Bags, from_text, pack, unpack
 from data_prep.dataset.kinds import ROWS, DatasetKind, kind_of, misleading_sentences
 from data_prep.dataset.options import (
     CRITEO,
-    FORMATS,
     DenseTransform,
     Encoding,
     Feature,
@@ -301,23 +301,9 @@ def _check_rows(manifest: Manifest, schema: Schema) -> Iterator[tuple[bool, str]
     """Yield whether keys of any dataset contradict each other, and the message if they do."""
     names = tuple(manifest.num_embeddings)
     yield names != schema.sparse, "keys 'num_embeddings' and 'schema.sparse' name different sparse features"
-    ragged = tuple(name for name in schema.sparse if name in schema.ragged)
-    yield schema.ragged != ragged, "key 'schema.ragged' is not of sparse features, in their order"
-    kinds = manifest.kind.arrays or [
-        *ROW_KINDS,
-        *([WEIGHTS] if schema.weight else []),
-        *(BAG_KINDS if schema.ragged else ()),
-    ]
     for name, split in manifest.splits.items():
         key, rows = f"key 'splits.{name}", sum(shard.rows for shard in split.shards)
         yield rows != split.rows, f"{key}.rows': split {name!r} has {split.rows} rows, but its shards have others"
-        shard_names = {shard.name for shard in split.shards}
-        yield len(shard_names) != len(split.shards), f"{key}.shards': two of the shards have one name"
-        for number, shard in enumerate(split.shards):
-            is_other = set(shard.files) != set(kinds)
-            yield is_other, f"{key}.shards[{number}].files' is not {', '.join(kinds)}, as by 'schema'"
-    has_rate, is_number = manifest.label_rate is not None, schema.label_kind is LabelKind.number
-    yield has_rate == is_number, "keys 'label_rate' and 'schema' disagree on the kind of labels"
     in_splits = sum(split.rows for split in manifest.splits.values())
     yield manifest.rows != in_splits, f"key 'rows' is {manifest.rows}, but the splits have {in_splits}"
 
@@ -347,11 +333,8 @@ def _check_encoding(
     yield from _check_table(encoding)
 
     # Without a method, the user gave files for each split.
-    split, has_column = encoding.split, encoding.split_column is not UNSET
-    is_unnamed = split is None and any(source.split is UNSET for source in sources)
+    is_unnamed = encoding.split is None and any(source.split is UNSET for source in sources)
     yield is_unnamed, "key 'encoding.split' is null, but not each of 'sources' has a 'split'"
-    is_other = split is not None and split.algorithm.has_column != has_column
-    yield is_other or (split is None and has_column), "key 'encoding.split_column' does not agree with 'encoding.split'"
     source_rows, rows = sum(source.rows for source in sources), manifest.rows
     is_other = source_rows < rows or (source_rows > rows and not encoding.negative_drop_rate)
     yield is_other, f"key 'sources' is of {source_rows} rows, but 'rows' of {rows}"
@@ -361,12 +344,8 @@ def _check_table(encoding: _RawEncoding) -> Iterator[tuple[bool, str]]:
     """Yield checks as `_check_rows` does, of a user's own table and of what was learned from its columns."""
     table, raw, different = encoding.table, encoding.raw_schema, "name different columns"
     fits, spellings = encoding.dense_fits or {}, encoding.spellings or {}
-    has_mean = encoding.mean_weight is not UNSET
-    yield bool(raw.weight) != has_mean, "keys 'encoding.mean_weight' and 'encoding.raw_schema.weight' belong together"
-    yield (table is None) != (encoding.spellings is UNSET), "key 'encoding.spellings' belongs to 'encoding.table'"
     if table is None:
         yield raw != CRITEO, "key 'encoding.table' is null, but 'encoding.raw_schema' is not of Criteo's rows"
-        yield bool(fits), "key 'encoding.dense_fits' belongs to 'encoding.table'"
         return
     yield table.schema != raw, f"keys 'encoding.table' and 'encoding.raw_schema' {different}"
     is_unnamed = not set(table.named_columns) <= set(table.names)
@@ -375,15 +354,6 @@ def _check_table(encoding: _RawEncoding) -> Iterator[tuple[bool, str]]:
     features |= {feature for feature, _ in table.transforms}
     is_other = not features <= set(table.dense)
     yield is_other, "keys 'encoding.table.vectors' and '.transforms' name columns that 'encoding.table.dense' lacks"
-    has_rule = table.rule is not None or table.label_kind is LabelKind.number
-    yield bool(table.positive) and has_rule, "key 'encoding.table.positive' is given beside a rule or a kind of labels"
-    is_alone = bool(table.negative) and not table.positive
-    yield is_alone, "key 'encoding.table.negative' is given without 'encoding.table.positive'"
-    yield charset_named(table.charset) != table.charset, f"key 'encoding.table.charset' {UNKNOWN}"
-    yield table.format not in FORMATS, f"key 'encoding.table.format' {UNKNOWN}"
-    is_other = len(table.separators) != len(raw.ragged)
-    yield is_other, f"keys 'encoding.table.separators' and 'encoding.raw_schema.ragged' {different}"
-
     transform_of = {feature: transform for feature, transform in table.transforms if transform in FITS}
     yield set(fits) != set(transform_of), f"keys 'encoding.dense_fits' and 'encoding.table.transforms' {different}"
     for feature, transform in transform_of.items():
@@ -475,7 +445,7 @@ def load_manifest(root: Path) -> Manifest:
     try:
         manifest = convert(document, Manifest)
         # What is not read is not written again, either.
-        written = asdict(manifest)
+        written = msgspec.to_builtins(manifest)
         unknown = next((key for key, value in document.items() if written.get(key) != value), None)
         fault = _manifest_fault(manifest) if unknown is None else f"key {unknown!r}, or one in it, {UNKNOWN}"
     except ValueError as error:

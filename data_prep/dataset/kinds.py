@@ -30,7 +30,6 @@ class DatasetKind:
             dataset from raw files, in the given directory; compares the arrays in a directory with the manifest, and
             raises UserError for a difference; returns the first error in a manifest, or None, and raises ValueError
             for wrong types.
-        arrays: names of a shard's arrays; empty: the arrays of rows.
         splits: directories of splits besides train, val and test.
         windows: splits that the reader cuts by time; empty: the splits on disk hold labelled rows.
         described_by: keys of a YAML schema; a schema with any of them describes this kind.
@@ -41,7 +40,6 @@ class DatasetKind:
     prepare: Callable[[DataConfig, Path], Manifest] | None = None
     verify: Callable[[Path, Manifest], None] | None = None
     fault: Callable[[Manifest], str | None] | None = None
-    arrays: tuple[str, ...] = ()
     splits: tuple[str, ...] = ()
     windows: tuple[str, ...] = ()
     described_by: frozenset[str] = frozenset()

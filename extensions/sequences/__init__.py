@@ -14,7 +14,6 @@ EVENT_LOG = DatasetKind(
     later("extensions.sequences.preparation:prepare_events"),
     later("extensions.sequences.events:verify_events"),
     later("extensions.sequences.events:manifest_fault"),
-    arrays=("users", "offsets", "items", "times", "flags"),
     splits=("events",),
     windows=("train", "val"),
     described_by=frozenset({"user", "item"}),
