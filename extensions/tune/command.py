@@ -91,14 +91,6 @@ def space_of(search: dict[str, Any], prefix: str = "") -> Space:
     return space
 
 
-def overrides_of(parameters: dict[str, Any]) -> list[str]:
-    """Return drawn values as `key=value`, numbers of a range with four digits."""
-    # A number is rounded before training, so that the setting that is printed is the one that was trained.
-    return [
-        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in parameters.items()
-    ]
-
-
 # Keys that may not be searched, with the reason.
 NOT_SEARCHED = {
     "data.": "all trials read one dataset; prepare others, and tune on each",
@@ -146,35 +138,11 @@ class SearchStopped(Exception):
     """The search was asked to stop, and its run has saved."""
 
 
-class TuneRun(NamedTuple):
-    """A run: the number of its trial, its seed, the drawn settings as overrides, and its directory."""
-
-    trial: int
-    seed: int
-    settings: list[str]
-    directory: Path
-
-    def child(self, arguments: Sequence[str]) -> ChildRun:
-        """Return the run of the search's configuration with these settings; arguments: app.train's."""
-        name = f"{self.directory.resolve().parent.name}_{self.directory.name}"
-        overrides = [*QUIET, *arguments, *self.settings, f"train.seed={self.seed}", f"run.name={name}"]
-        return ChildRun(self.directory, overrides)
-
-    def score(self, monitor: Monitor) -> float:
-        """Return the served model's score on val, higher if better. Raise UserError for an undefined train.monitor."""
-        value = monitored_value(read_run(self.directory).evaluation, monitor)
-        if value is None:
-            raise UserError(f"{self.directory}: {shown(monitor)} of val is undefined; val needs rows of both labels")
-        return score(value, monitor)
-
-
-def train(
-    run: TuneRun, arguments: Sequence[str], monitor: Monitor, watch: Callable[[int, float], bool] | None = None
-) -> int:
+def train(run: ChildRun, monitor: Monitor, watch: Callable[[int, float], bool] | None = None) -> int:
     """Train a run unless it is done, and return the exit status; ENDED_BY_WATCH if `watch` ended it.
 
-    arguments: app.train's. watch takes a step and the score there, once for each evaluation, in order; it returns
-    whether to end the run. Raise SearchStopped after a signal, once the run has saved.
+    watch takes a step and the score there, once for each evaluation, in order; it returns whether to end the run.
+    Raise SearchStopped after a signal, once the run has saved.
     """
     num_seen = 0
 
@@ -189,10 +157,18 @@ def train(
         )
 
     # A trial's output would hide the search's own lines.
-    status = run.child(arguments).ensure(look if watch else None, is_quiet=True)
+    status = run.ensure(look if watch else None, is_quiet=True)
     if status == EXIT_STOPPED:
         raise SearchStopped
     return status
+
+
+def score_of(run: ChildRun, monitor: Monitor) -> float:
+    """Return the served model's score on val, higher if better. Raise UserError for an undefined train.monitor."""
+    value = monitored_value(read_run(run.directory).evaluation, monitor)
+    if value is None:
+        raise UserError(f"{run.directory}: {shown(monitor)} of val is undefined; val needs rows of both labels")
+    return score(value, monitor)
 
 
 SIGNIFICANCE = 0.05  # of the paired test, divided by the number of finalists (Bonferroni)
@@ -200,37 +176,39 @@ DIGITS = 5  # decimals of a metric
 
 
 @dataclass
-class TriedTrial:
-    """A trial: its run, how it ended (completed, pruned or fail), and its score on val, higher for better models."""
+class Trial:
+    """Settings that were tried: how their run ended (completed, pruned, fail), and its score on val, higher if better.
 
-    run: TuneRun
-    status: str
-    score: float | None
+    scores, tested: of a finalist, by seed: scores on val, and figures of test where it was scored.
+    """
 
-
-@dataclass
-class Finalist:
-    """Settings at several seeds; scores on val, and figures of test where it was scored, in the order of `runs`."""
-
-    trial: int
+    number: int
     settings: list[str]
-    runs: list[TuneRun]
-    scores: list[float]
+    status: str = ""
+    score: float | None = None
+    scores: dict[int, float] = field(default_factory=dict)
     tested: list[EvaluationFigures | None] = field(default_factory=list)
+
+    def run(self, out: Path, arguments: Sequence[str], seed: int, is_finalist: bool = False) -> ChildRun:
+        """Return the run of these settings in the search's directory; arguments: app.train's."""
+        name = f"trial_{self.number}" + (f"_seed_{seed}" if is_finalist else "")
+        own = [*self.settings, f"train.seed={seed}", f"run.name={out.resolve().name}_{name}"]
+        return ChildRun(out / name, [*QUIET, *arguments, *own])
 
 
 @dataclass
 class Outcome:
     """All trials, and the finalists, of which the first is the configuration as it is."""
 
-    tried: list[TriedTrial]
-    finalists: list[Finalist]
+    tried: list[Trial]
+    finalists: list[Trial]
     monitor: Monitor
 
     @property
     def differences(self) -> list[MeanDifference]:
         """Return each finalist's mean score less that of the configuration as it is, paired by seed."""
-        return [paired(self.finalists[0].scores, finalist.scores) for finalist in self.finalists[1:]]
+        scores = [[*finalist.scores.values()] for finalist in self.finalists]
+        return [paired(scores[0], others) for others in scores[1:]]
 
     @property
     def place_to_take(self) -> int:
@@ -265,16 +243,16 @@ class Outcome:
             range(1, len(self.finalists)), key=lambda place: self.differences[place - 1].mean
         )
         best, difference = self.finalists[place], self.differences[place - 1]
-        means = [figure(self.value(spread(finalist.scores)[0]), DIGITS) for finalist in (best, base)]
+        means = [figure(self.value(spread([*finalist.scores.values()])[0]), DIGITS) for finalist in (best, base)]
         interval = sorted(self.value(end) for end in (difference.low or 0.0, difference.high or 0.0))
         compared = (
             f"{self.label} of val {means[0]} instead of {means[1]} (95% interval of the difference "
             f"{figure(interval[0], DIGITS)} to {figure(interval[1], DIGITS)}, on {plural(seeds, 'fresh seed')})"
         )
         if self.place_to_take:
-            sentences = [f"Take trial {best.trial}, {' '.join(best.settings)}: {compared}."]
+            sentences = [f"Take trial {best.number}, {' '.join(best.settings)}: {compared}."]
         else:
-            sentences = [f"No difference: trial {best.trial}, {' '.join(best.settings)}: {compared}."]
+            sentences = [f"No difference: trial {best.number}, {' '.join(best.settings)}: {compared}."]
         tested = [[figures.main_value for figures in finalist.tested if figures] for finalist in (best, base)]
         if all(values and None not in values for values in tested):
             main = METRIC_ROWS[next(figures.main for figures in base.tested if figures)].label
@@ -286,20 +264,22 @@ class Outcome:
         """Return tune.json: the verdict, all trials, and the finalists with their values by seed."""
         trials = [
             {
-                "trial": trial.run.trial,
-                "settings": trial.run.settings,
+                "trial": trial.number,
+                "settings": trial.settings,
                 "status": trial.status,
                 "value": None if trial.score is None else self.value(trial.score),
             }
             for trial in self.tried
         ]
-        finalists = []
-        for finalist in self.finalists:
-            scores = zip(finalist.runs, finalist.scores, strict=True)
-            values = {str(run.seed): self.value(score) for run, score in scores}
-            tested = [figures and figures.main_value for figures in finalist.tested] or None
-            about = {"trial": finalist.trial, "settings": finalist.settings}
-            finalists.append(about | {"values": values, "test": tested})
+        finalists = [
+            {
+                "trial": finalist.number,
+                "settings": finalist.settings,
+                "values": {str(seed): self.value(score) for seed, score in finalist.scores.items()},
+                "test": [figures and figures.main_value for figures in finalist.tested] or None,
+            }
+            for finalist in self.finalists
+        ]
         return {
             "judged by": shown(self.monitor),
             "verdict": self.sentences(),
@@ -315,22 +295,22 @@ AS_IT_IS = "the configuration as it is"
 def tune_page(outcome: Outcome, arguments: Sequence[str], directory: Path) -> str:
     """Return the HTML of a search with its trials in `directory`; arguments: those of the command."""
     # The best trial stands first, those without a score stand last.
-    ranked = sorted(outcome.tried, key=lambda trial: (trial.score is None, -(trial.score or 0.0), trial.run.trial))
+    ranked = sorted(outcome.tried, key=lambda trial: (trial.score is None, -(trial.score or 0.0), trial.number))
     trials = [
         [
-            str(trial.run.trial),
+            str(trial.number),
             "–" if trial.score is None else figure(outcome.value(trial.score), DIGITS),
             {"fail": "failed", "pruned": "stopped early"}.get(trial.status, trial.status),
-            " ".join(trial.run.settings) or AS_IT_IS,
+            " ".join(trial.settings) or AS_IT_IS,
         ]
         for trial in ranked
     ]
     note = "The best first. Stopped early: worse than the median of earlier trials after as many steps."
     finalists = []
     for finalist in outcome.finalists:
-        values = [figure(outcome.value(score), DIGITS) for score in finalist.scores]
-        finalists.append([str(finalist.trial), " ".join(finalist.settings) or AS_IT_IS, *values])
-    seeds = [run.seed for run in outcome.finalists[0].runs] if outcome.finalists else []
+        values = [figure(outcome.value(score), DIGITS) for score in finalist.scores.values()]
+        finalists.append([str(finalist.number), " ".join(finalist.settings) or AS_IT_IS, *values])
+    seeds = list(outcome.finalists[0].scores) if outcome.finalists else []
     columns = ["Trial", "Settings", *(f"Seed {seed}" for seed in seeds)]
     return render(
         Path(__file__).with_name("tune.html.j2"),
@@ -411,37 +391,48 @@ def open_study(out: Path, arguments: Sequence[str], space: Space) -> Study:
 def _search_and_compare(config: TuneConfig, arguments: Sequence[str], space: Space, study: Study) -> int:
     """Run the trials and the finalists, write the results after each trial, and return the exit status."""
     out, monitor, seed = Path(config.out), config.train.monitor, config.train.seed
-    # Optuna does not draw trial 0: it is what all others are compared with.
-    base = TuneRun(0, seed, [], out / "trial_0")
     total, numbers = config.trials + (1 + config.finalists) * config.seeds, itertools.count(1)
 
     def begin(words: str) -> None:
         """Print the line of the next run."""
         print(f"{next(numbers)} of {total}: {words}", flush=True)
 
-    begin(f"{base.directory}: {AS_IT_IS}")
-    status = train(base, arguments, monitor)
-    if status:
+    # Optuna does not draw trial 0: it is what all others are compared with.
+    base = Trial(0, [], "completed")
+    run = base.run(out, arguments, seed)
+    begin(f"{run.directory}: {AS_IT_IS}")
+    if status := train(run, monitor):
         return status if status == EXIT_BAD_INPUT else EXIT_FAILED
-    tried = [TriedTrial(base, "completed", base.score(monitor))]
-    _write_results(config, Outcome(tried, [], monitor))
+    base.score = score_of(run, monitor)
+    outcome = Outcome([base], [], monitor)
+    _write_results(config, outcome)
     for number in range(1, config.trials):
-        tried.append(_run_trial(number, study, space, arguments, config, begin))
-        _write_results(config, Outcome(tried, [], monitor))
-    ended = [trial for trial in tried[1:] if trial.status == "completed" and trial.score is not None]
+        outcome.tried.append(_run_trial(number, study, space, arguments, config, begin))
+        _write_results(config, outcome)
+    ended = [trial for trial in outcome.tried[1:] if trial.status == "completed" and trial.score is not None]
     best = sorted(ended, key=lambda trial: -(trial.score or 0.0))
-    candidates = [tried[0], *best[: config.finalists]]
-    finalists = [_train_finalist(trial.run, arguments, config, begin) for trial in candidates]
-    outcome = Outcome(tried, finalists, monitor)
+    finalists = [base, *best[: config.finalists]]
+    # Finalists are trained at other seeds than the one that the trials were chosen by.
+    seeds = range(seed + 1, seed + 1 + config.seeds)
+    for finalist in finalists:
+        for other in seeds:
+            run = finalist.run(out, arguments, other, is_finalist=True)
+            begin(f"{run.directory}: seed {other} of {' '.join(finalist.settings) or AS_IT_IS}")
+            if status := train(run, monitor):
+                raise UserError(
+                    f"{run.directory}: ended with exit status {status}; the same command goes on from there"
+                )
+            finalist.scores[other] = score_of(run, monitor)
+    outcome.finalists = finalists
     # Test is scored once, after the choice: a choice by test would make its figures too good. The place to take may be
     # 0, the base itself.
-    for finalist in {0: finalists[0], outcome.place_to_take: finalists[outcome.place_to_take]}.values():
-        for run in finalist.runs:
-            child = run.child(arguments)
-            if child.ensure_test_figures():
-                words = " ".join(child.test_words)
+    for place in sorted({0, outcome.place_to_take}):
+        for other in seeds:
+            run = finalists[place].run(out, arguments, other, is_finalist=True)
+            if run.ensure_test_figures():
+                words = " ".join(run.test_words)
                 raise UserError(f"{run.directory}: its test split was not scored; python -m {words}")
-            finalist.tested.append(child.test_figures())
+            finalists[place].tested.append(run.test_figures())
     _write_results(config, outcome)
     for sentence in outcome.sentences():
         print(sentence)
@@ -451,58 +442,48 @@ def _search_and_compare(config: TuneConfig, arguments: Sequence[str], space: Spa
 
 def _run_trial(
     number: int, study: Study, space: Space, arguments: Sequence[str], config: TuneConfig, begin: Begin
-) -> TriedTrial:
+) -> Trial:
     """Run a trial whose settings Optuna draws, or continue it; return the result of one that has ended."""
     from optuna.samplers import TPESampler
-    from optuna.trial import Trial, TrialState
+    from optuna.trial import Trial as OptunaTrial
+    from optuna.trial import TrialState
 
     # A sampler for each trial, so that a search that was killed draws what an undisturbed one does.
     study.sampler = TPESampler(seed=config.train.seed + number, n_startup_trials=max(5, 2 * len(space)))
     # Optuna does not know trial 0, so trial N is number N - 1 of its list.
     known = study.get_trials(deepcopy=False)
     # Optuna has no public way to go on with a trial that was killed.
-    trial = study.ask() if len(known) < number else Trial(study, known[number - 1]._trial_id)
-    state = study.trials[number - 1].state
-    if not state.is_finished():
+    drawn = study.ask() if len(known) < number else OptunaTrial(study, known[number - 1]._trial_id)
+    before, monitor = study.trials[number - 1], config.train.monitor
+    if not before.state.is_finished():
         for name, values in space.items():
             if isinstance(values, Range):
-                trial.suggest_float(name, values.low, values.high, log=values.is_log)
+                drawn.suggest_float(name, values.low, values.high, log=values.is_log)
             else:
-                trial.suggest_categorical(name, values)
-    run = TuneRun(number, config.train.seed, overrides_of(trial.params), Path(config.out) / f"trial_{number}")
-    begin(f"{run.directory}: {' '.join(run.settings)}")
-    if state.is_finished():
-        return TriedTrial(run, state.name.lower().replace("complete", "completed"), study.trials[number - 1].value)
-    reported = study.trials[number - 1].intermediate_values  # scores by step from before a kill
+                drawn.suggest_categorical(name, values)
+    # A number is rounded before training, so that the setting that is printed is the one that was trained.
+    parameters = drawn.params.items()
+    settings = [f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in parameters]
+    trial = Trial(number, settings, score=before.value)
+    run, state = trial.run(Path(config.out), arguments, config.train.seed), before.state
+    begin(f"{run.directory}: {' '.join(settings)}")
 
     def watch(step: int, score: float) -> bool:
         """Report a score to Optuna; return whether the trial does worse than the median and should stop."""
         # Steps from before a kill are in the study already.
-        if step not in reported:
-            trial.report(score, step)
-        return trial.should_prune()
+        if step not in before.intermediate_values:
+            drawn.report(score, step)
+        return drawn.should_prune()
 
-    status = train(run, arguments, config.train.monitor, watch)
-    score = run.score(config.train.monitor) if status == EXIT_DONE else None
-    state = TrialState.COMPLETE if score is not None else TrialState.FAIL
-    if status == ENDED_BY_WATCH:
-        state = TrialState.PRUNED
-    study.tell(trial, score, state=state)
-    return TriedTrial(run, state.name.lower().replace("complete", "completed"), score)
-
-
-def _train_finalist(run: TuneRun, arguments: Sequence[str], config: TuneConfig, begin: Begin) -> Finalist:
-    """Train a finalist's settings at other seeds than the one that the trials were chosen by."""
-    runs = []
-    for seed in range(config.train.seed + 1, config.train.seed + 1 + config.seeds):
-        seed_run = run._replace(seed=seed, directory=run.directory.with_name(f"{run.directory.name}_seed_{seed}"))
-        begin(f"{seed_run.directory}: seed {seed} of {' '.join(run.settings) or AS_IT_IS}")
-        if status := train(seed_run, arguments, config.train.monitor):
-            raise UserError(
-                f"{seed_run.directory}: ended with exit status {status}; the same command goes on from there"
-            )
-        runs.append(seed_run)
-    return Finalist(run.trial, run.settings, runs, [run.score(config.train.monitor) for run in runs])
+    if not state.is_finished():
+        status = train(run, monitor, watch)
+        trial.score = score_of(run, monitor) if status == EXIT_DONE else None
+        state = TrialState.COMPLETE if trial.score is not None else TrialState.FAIL
+        if status == ENDED_BY_WATCH:
+            state = TrialState.PRUNED
+        study.tell(drawn, trial.score, state=state)
+    trial.status = state.name.lower().replace("complete", "completed")
+    return trial
 
 
 def _write_results(config: TuneConfig, outcome: Outcome) -> None:

@@ -15,7 +15,7 @@ from scipy import stats
 
 from app.config.app_config import CONFIG_DIR
 from common.compose import compose_config
-from extensions.tune.command import Finalist, Outcome, Range, TriedTrial, TuneConfig, TuneRun, space_of, validate_tune
+from extensions.tune.command import Outcome, Range, Trial, TuneConfig, space_of, validate_tune
 from tests.app.conftest import SMALL, Command, app_environment
 from tests.app.run_files import summary
 from tests.error_lines import refused
@@ -56,15 +56,12 @@ def test_refusals(arguments: list[str], message: str) -> None:
     refused(message, validate_tune, searched(*arguments))
 
 
-def finalist(trial: int, scores: list[float]) -> Finalist:
-    settings = [f"optimizer.lr={trial / 100}"] if trial else []
-    runs = [TuneRun(trial, seed, settings, Path(f"trial_{trial}")) for seed in range(1, len(scores) + 1)]
-    return Finalist(trial, settings, runs, scores)
-
-
 def outcome(*scores: list[float], monitor: str = "auc") -> Outcome:
-    finalists = [finalist(number, each) for number, each in enumerate(scores)]
-    return Outcome([TriedTrial(each.runs[0], "completed", each.scores[0]) for each in finalists], finalists, monitor)
+    finalists = [
+        Trial(number, [f"optimizer.lr={number / 100}"], "completed", each[0], dict(enumerate(each, start=1)))
+        for number, each in enumerate(scores)
+    ]
+    return Outcome(finalists, finalists, monitor)
 
 
 def test_the_finalist_is_taken_that_scipy_s_paired_test_finds_better() -> None:
