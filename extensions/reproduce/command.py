@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, TypeAlias
 
 from filelock import FileLock, Timeout
 
@@ -75,52 +75,18 @@ FORMAT, VERSION = "clickwork-reproduction", 1
 DOCUMENT, PAGE = "reproduce.json", "reproduce.html"
 
 
-class SeedRun(OpenDocument, kw_only=True):
-    """The run of one seed; None: not measured, or not known before it ended.
-
-    status: as in summary.json; or `unfinished`, or `not begun`. error: why it failed. manifest: SHA-256 of its
-    manifest.json. samples_to_target: until train.target_auc, where it was reached.
-    """
-
-    seed: int
-    status: str
-    error: str | None = None
-    manifest: str | None = None
-    steps: int | None = None
-    samples: int | None = None
-    samples_to_target: int | None = None
-    samples_per_second: Number | None = None
-    seconds: Number | None = None
-    joules: Number | None = None
-
-
-class SeedFigure(OpenDocument, kw_only=True):
-    """A metric of a split over the finished seeds.
-
-    values: by seed; mean, std and the mean's 95% interval (Student's t) of those that are not None. published, with
-    its tolerance: null: there is none. inside: whether it lies in the interval, widened by the tolerance at both ends;
-    None: no verdict. Of a published AUC that is train.target_auc: whether each finished run reached it.
-    """
-
-    split: str
-    metric: str
-    values: dict[str, Number | None]
-    mean: Number | None
-    std: Number | None
-    low: Number | None
-    high: Number | None
-    published: Number | None
-    tolerance: Number | None
-    inside: bool | None
-
-
 class Reproduction(OpenDocument, kw_only=True):
-    """reproduce.json: a recipe at several seeds.
+    """reproduce.json: a recipe at several seeds; None: not measured, or not known yet.
 
-    arguments: of app.train, as typed; command: the whole line. None: not known yet. published: source, data, hardware
-    and MD5 sums of the figures published. dataset: digest of its manifest, encoding, rows by split, MD5 of given files.
-    commit: of the code of the finished runs, and whether it had changes (`dirty`). seconds, joules: sums over the
-    runs that ended, however they did. verdict: sentences with their kind (good, bad, plain).
+    arguments: of app.train, as typed; command: the whole line. runs: of each seed, its status, as in summary.json, or
+    `unfinished`, or `not begun`; why it failed (`error`); SHA-256 of its manifest.json; its steps, samples, rate, time
+    and energy; `samples_to_target`, where train.target_auc was reached. figures: metrics of each split over the
+    finished seeds: `values` by seed; `mean`, `std` and the mean's 95% interval (Student's t) from `low` to `high`;
+    `published` with its `tolerance`; `inside`: whether it lies in the interval, widened by the tolerance at both ends,
+    None: no verdict; of a published AUC that is train.target_auc: whether each finished run reached it. published:
+    source, data, hardware and MD5 sums of the figures published. dataset: digest of its manifest, encoding, rows by
+    split, MD5 of given files. commit: of the code of the finished runs, and whether it had changes (`dirty`). seconds,
+    joules: sums over the runs that ended, however they did. verdict: sentences with their kind (good, bad, plain).
     """
 
     format: str = FORMAT
@@ -129,8 +95,8 @@ class Reproduction(OpenDocument, kw_only=True):
     command: str
     arguments: list[str]
     seeds: int
-    runs: list[SeedRun]
-    figures: list[SeedFigure]
+    runs: list[dict[str, Any]]
+    figures: list[dict[str, Any]]
     published: Json
     dataset: Json | None
     machine: str | None
@@ -160,24 +126,19 @@ BESIDE_RECIPE = (
 )
 
 
-@dataclass(frozen=True)
-class Seed(ChildRun):
-    """One run of a reproduction, and its seed."""
-
-    number: int = 0
-
-
-def seeds_of(out: Path, count: int, arguments: Sequence[str] = (), processes: int | None = None) -> list[Seed]:
+def seeds_of(out: Path, count: int, arguments: Sequence[str] = (), processes: int | None = None) -> dict[int, ChildRun]:
     """Return the runs with seeds 1 to `count` in `out`, named after it.
 
     arguments: app.train's. processes: of each run; None: one without a launcher.
     """
     name = out.resolve().name
     launcher = ["app.launch", "--nproc-per-node", str(processes), "-m"] if processes else []
-    overrides = {
-        seed: [*arguments, f"train.seed={seed}", f"run.name={name}_seed_{seed}"] for seed in range(1, count + 1)
+    return {
+        seed: ChildRun(
+            out / f"seed_{seed}", [*arguments, f"train.seed={seed}", f"run.name={name}_seed_{seed}"], launcher
+        )
+        for seed in range(1, count + 1)
     }
-    return [Seed(out / f"seed_{seed}", words, launcher, seed) for seed, words in overrides.items()]
 
 
 def training_arguments(arguments: Sequence[str]) -> list[str]:
@@ -218,63 +179,55 @@ def _key_name(argument: str) -> str:
     return argument.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
-def run_seeds(seeds: Sequence[Seed]) -> dict[int, int]:
+def run_seeds(seeds: dict[int, ChildRun]) -> dict[int, int]:
     """Train unfinished runs, and score each run's test split; return the exit status of each failed seed.
 
     Stops at EXIT_STOPPED, and if the first run does not begin. Raise Interrupted for a signal after which a run could
     not save.
     """
     failed: dict[int, int] = {}
-    for seed in seeds:
-        print(f"seed {seed.number} of {len(seeds)}: {seed.directory}", flush=True)
-        if status := seed.ensure() or seed.ensure_test_figures():
-            failed[seed.number] = status
+    for seed, child in seeds.items():
+        print(f"seed {seed} of {len(seeds)}: {child.directory}", flush=True)
+        if status := child.ensure() or child.ensure_test_figures():
+            failed[seed] = status
         # If none has begun, the cause that stopped the first stops all.
-        if status == EXIT_STOPPED or (status and all(other.status == NOT_BEGUN for other in seeds)):
+        if status == EXIT_STOPPED or (status and all(other.status == NOT_BEGUN for other in seeds.values())):
             break
     return failed
 
 
 DIGITS = 5
 
-
-class FinishedRun(NamedTuple):
-    """A finished run, with the figures of its splits by name; the evaluated split comes first."""
-
-    seed: int
-    run: RunFiles
-    splits: dict[str, EvaluationFigures]
+# A finished run, with the figures of its splits by name; the evaluated split comes first.
+Finished: TypeAlias = tuple[RunFiles, dict[str, EvaluationFigures]]
 
 
-def finished_runs(seeds: Sequence[Seed]) -> list[FinishedRun]:
-    """Return the finished runs in the order of their seeds."""
-    runs = []
-    for seed in seeds:
-        if seed.status in DONE:
-            run = read_run(seed.directory)
+def finished_runs(seeds: dict[int, ChildRun]) -> dict[int, Finished]:
+    """Return the finished runs by their seeds."""
+    runs = {}
+    for seed, child in seeds.items():
+        if child.status in DONE:
+            run = read_run(child.directory)
             splits = {str(run.evaluation.split): run.evaluation} if run.is_evaluated else {}
-            if (tested := seed.test_figures()) is not None:
+            if (tested := child.test_figures()) is not None:
                 splits[TEST] = tested
-            runs.append(FinishedRun(seed.number, run, splits))
+            runs[seed] = run, splits
     return runs
 
 
 def summarise(
-    config: ReproduceConfig,
-    arguments: Sequence[str],
-    seeds: Sequence[Seed],
-    runs: Sequence[FinishedRun],
-    failed: dict[int, int],
+    config: ReproduceConfig, arguments: Sequence[str], seeds: dict[int, ChildRun], failed: dict[int, int]
 ) -> Reproduction:
     """Return the document of a reproduction.
 
-    arguments: app.train's. runs: finished runs of `seeds`. failed: exit status of each seed that failed this time.
+    arguments: app.train's. failed: exit status of each seed that failed this time.
     """
-    published = config.published
-    manifest = runs[-1].run.manifest if runs else None
+    published, finished = config.published, finished_runs(seeds)
+    runs = [run for run, _ in finished.values()]
+    manifest = runs[-1].manifest if runs else None
     reason = why_no_verdict(config, arguments, runs)
-    figures = figures_of(config, runs, is_judged=reason is None)
-    records = [_seed_record(seed, failed.get(seed.number)) for seed in seeds]
+    figures = list(figures_of(config, finished, is_judged=reason is None))
+    records = [_seed_record(seed, child, failed.get(seed)) for seed, child in seeds.items()]
     own_keys = [f"seeds={config.seeds}"]
     own_keys += [f"out={config.out}"] if config.out != f"runs/{config.run.name}" else []
     own_keys += [f"processes={config.processes}"] if config.processes is not None else []
@@ -283,9 +236,9 @@ def summarise(
         dataset = manifest.dataset
         facts = {"digest": dataset.digest, "encoding": dataset.encoding, "rows": dataset.rows}
         facts["md5"] = dataset.source_md5 or []
-    seconds = [run.seconds for run in records if run.seconds is not None]
-    joules = [run.joules for run in records if run.joules is not None]
-    commits = {run.run.manifest.commit for run in runs}
+    seconds = [record["seconds"] for record in records if record["seconds"] is not None]
+    joules = [record["joules"] for record in records if record["joules"] is not None]
+    commits = {run.manifest.commit for run in runs}
     return Reproduction(
         recipe=config.run.name,
         command=shlex.join(["python", "-m", "app.reproduce", *redact_arguments([*own_keys, *arguments])]),
@@ -298,7 +251,7 @@ def summarise(
         machine=devices(manifest) if manifest else None,
         versions=manifest.versions if manifest else {},
         commit=commits.pop() if len(commits) == 1 else None,
-        dirty=any(run.run.manifest.code.get("dirty_diff_sha256") for run in runs),
+        dirty=any(run.manifest.code.get("dirty_diff_sha256") for run in runs),
         seconds=sum(seconds) if seconds else None,
         # A sum over a part of the runs would be too low.
         joules=sum(joules) if joules and len(joules) == len(seconds) else None,
@@ -309,48 +262,45 @@ def summarise(
     )
 
 
-def _seed_record(seed: Seed, status: int | None) -> SeedRun:
+def _seed_record(seed: int, child: ChildRun, status: int | None) -> dict[str, Any]:
     """Return the document's entry of a seed; status: exit status if it failed this time, else None.
 
     The run's own record tells the rest, also of a failure in an earlier call.
     """
-    if seed.status == NOT_BEGUN:
-        error = None if status is None else f"ended with exit status {status} before it began"
-        return SeedRun(seed=seed.number, status=NOT_BEGUN, error=error)
-    run = read_run(seed.directory)
-    summary, error = run.summary, None
-    if status is not None and run.status in DONE:
-        error = f"its test split was not evaluated (exit status {status})"
-    elif status is not None or run.status == "failed":
-        error = (summary.error if summary else None) or f"ended with exit status {status}"
-    power = summary.power if summary else None
-    return SeedRun(
-        seed=seed.number,
-        status=run.status,
-        error=error,
-        manifest=digest_file(seed.directory / MANIFEST).sha256,
-        steps=summary.steps if summary else None,
-        samples=summary.samples if summary else None,
-        samples_to_target=summary.samples if summary and run.status == "target_reached" else None,
-        samples_per_second=run.rate,
-        seconds=summary.seconds.get("total") if summary else None,
-        joules=float(power["joules"] or 0) or None if power else None,
+    record: dict[str, Any] = dict.fromkeys(
+        ("error", "manifest", "steps", "samples", "samples_to_target", "samples_per_second", "seconds", "joules")
     )
+    record = {"seed": seed, "status": child.status, **record}
+    if child.status == NOT_BEGUN:
+        error = None if status is None else f"ended with exit status {status} before it began"
+        return record | {"error": error}
+    run = read_run(child.directory)
+    record |= {"manifest": digest_file(child.directory / MANIFEST).sha256, "samples_per_second": run.rate}
+    summary = run.summary
+    if status is not None and run.status in DONE:
+        record["error"] = f"its test split was not evaluated (exit status {status})"
+    elif status is not None or run.status == "failed":
+        record["error"] = (summary.error if summary else None) or f"ended with exit status {status}"
+    if summary is not None:
+        record |= {"steps": summary.steps, "samples": summary.samples, "seconds": summary.seconds.get("total")}
+        record["samples_to_target"] = summary.samples if run.status == "target_reached" else None
+        record["joules"] = summary.power and (float(summary.power["joules"] or 0) or None)
+    return record
 
 
-def why_no_verdict(config: ReproduceConfig, arguments: Sequence[str], runs: Sequence[FinishedRun]) -> str | None:
+def why_no_verdict(config: ReproduceConfig, arguments: Sequence[str], runs: Sequence[RunFiles]) -> str | None:
     """Return why figures are not compared with the published ones; None if they are, or if none are published."""
-    digests = {run.run.manifest.dataset.digest or "none" for run in runs}
+    digests = {run.manifest.dataset.digest or "none" for run in runs}
     if len(digests) > 1:
         names = ", ".join(sorted(digest[:12] for digest in digests))
         return f"The seeds were trained on different datasets (digests {names}), so there is no verdict."
     if config.data.scale == "tiny":
         return "Of the recipe's tiny form on generated rows (data.scale=tiny), so there is no verdict."
     published = {**vars(config.published)}
-    for finished in runs:
-        if (reason := not_comparable(finished.run, published)) is not None:
-            return f"{reason.removesuffix('.')}; the dataset is {finished.run.manifest.dataset.path}."
-    groups = runs[0].run.config.keys() - {*MADE_BY} if runs else set()
+    for run in runs:
+        if (reason := not_comparable(run, published)) is not None:
+            return f"{reason.removesuffix('.')}; the dataset is {run.manifest.dataset.path}."
+    groups = runs[0].config.keys() - {*MADE_BY} if runs else set()
     differing = [key for key in _differing_keys(runs) if is_recipe_key(key) and key.partition(".")[0] in groups]
     if differing:
         return f"The configurations of the seeds differ ({', '.join(differing)}), so there is no verdict."
@@ -359,23 +309,24 @@ def why_no_verdict(config: ReproduceConfig, arguments: Sequence[str], runs: Sequ
     return None
 
 
-def figures_of(config: ReproduceConfig, runs: Sequence[FinishedRun], is_judged: bool) -> list[SeedFigure]:
-    """Return the main metrics of each split, and other published ones, over the finished runs.
+def figures_of(config: ReproduceConfig, runs: dict[int, Finished], is_judged: bool) -> Iterator[dict[str, Any]]:
+    """Yield the main metrics of each split, and other published ones, over the finished runs.
 
     is_judged: whether they are compared with the published ones; otherwise `inside` is None.
     """
-    published = config.published
+    published, splits_of = config.published, {seed: splits for seed, (_, splits) in runs.items()}
     evaluated = {metric: getattr(published, metric) for metric in PUBLISHED}
-    predicts_numbers = any(figures.main == RMSE for run in runs for figures in run.splits.values())
+    predicts_numbers = any(figures.main == RMSE for splits in splits_of.values() for figures in splits.values())
     tested = {AUC: published.test_auc, LOGLOSS: published.test_logloss}
-    figures = []
-    for split in dict.fromkeys(name for finished in runs for name in finished.splits):
+    for split in dict.fromkeys(name for splits in splits_of.values() for name in splits):
         references = evaluated if split == config.eval.split else tested
         for metric in (RMSE, MAE) if predicts_numbers else (AUC, LOGLOSS, NE, ACCURACY, HR, NDCG):
             reference = references.get(metric)
             if metric in (ACCURACY, HR, NDCG) and reference is None:
                 continue
-            value_of = {run.seed: run.splits[split].figure(metric) for run in runs if split in run.splits}
+            value_of = {
+                str(seed): splits[split].figure(metric) for seed, splits in splits_of.items() if split in splits
+            }
             values = [value for value in value_of.values() if value is not None]
             mean, std, low, high = spread(values) if values else (None, None, None, None)
             inside = None
@@ -384,22 +335,15 @@ def figures_of(config: ReproduceConfig, runs: Sequence[FinishedRun], is_judged: 
                 inside = low - margin <= reference <= high + margin
                 # Such runs end at the published figure or above it, so the interval would say nothing.
                 if is_target(config, split, metric):
-                    inside = not _count_misses(runs)
-            figures.append(
-                SeedFigure(
-                    split=split,
-                    metric=metric,
-                    values={str(seed): value for seed, value in value_of.items()},
-                    mean=mean,
-                    std=std,
-                    low=low,
-                    high=high,
-                    published=reference,
-                    tolerance=None if reference is None else published.tolerance,
-                    inside=inside,
-                )
-            )
-    return figures
+                    inside = not _count_misses([run for run, _ in runs.values()])
+            tolerance = None if reference is None else published.tolerance
+            yield {"split": split, "metric": metric, "values": value_of, "mean": mean, "std": std} | {
+                "low": low,
+                "high": high,
+                "published": reference,
+                "tolerance": tolerance,
+                "inside": inside,
+            }
 
 
 def is_target(config: ReproduceConfig, split: str, metric: str) -> bool:
@@ -408,35 +352,39 @@ def is_target(config: ReproduceConfig, split: str, metric: str) -> bool:
     return (metric, split) == (AUC, config.eval.split) and target is not None and target == config.published.auc
 
 
-def _count_misses(runs: Sequence[FinishedRun]) -> int:
+def _count_misses(runs: Sequence[RunFiles]) -> int:
     """Return how many of these finished runs did not reach train.target_auc."""
-    return sum(finished.run.status != "target_reached" for finished in runs)
+    return sum(run.status != "target_reached" for run in runs)
 
 
 def _progress_sentences(
     config: ReproduceConfig,
-    records: Sequence[SeedRun],
-    runs: Sequence[FinishedRun],
+    records: Sequence[dict[str, Any]],
+    runs: Sequence[RunFiles],
     seconds: Sequence[float],
     joules: Sequence[float],
 ) -> Iterator[tuple[str, str]]:
     """Yield sentences, with their kind: which seeds are done, how the runs differ, samples to the target, and cost."""
-    num_complete = sum(run.status in DONE for run in records)
+    num_complete = sum(record["status"] in DONE for record in records)
     yield "good" if num_complete == len(records) else "bad", f"{num_complete} of {plural(len(records), 'seed')} done."
-    for run in records:
-        if run.error is not None:
-            rest = "" if run.status in DONE else "; the figures are of the other seeds"
-            yield "bad", f"Seed {run.seed}: {run.status}, {run.error}{rest}."
-    if waiting := [str(run.seed) for run in records if run.status not in DONE and run.error is None]:
+    waiting = []
+    for record in records:
+        seed, status, error = record["seed"], record["status"], record["error"]
+        if error is not None:
+            rest = "" if status in DONE else "; the figures are of the other seeds"
+            yield "bad", f"Seed {seed}: {status}, {error}{rest}."
+        elif status not in DONE:
+            waiting.append(str(seed))
+    if waiting:
         yield "bad", f"Not finished: seed {', '.join(waiting)}; the same command resumes there."
     if keys := _differing_keys(runs):
         yield "bad", f"The runs were not made alike; they differ in {', '.join(keys)}."
     if (target := config.train.target_auc) is not None:
-        if samples := [run.samples_to_target for run in records if run.samples_to_target is not None]:
+        if samples := [count for record in records if (count := record["samples_to_target"]) is not None]:
             mean, _, low, high = spread(samples)
             interval = "" if low is None else f", 95% interval {count(low)} to {count(high)}"
             yield "plain", f"Samples to AUC {target}: mean {count(mean)}{interval}, of {plural(len(samples), 'seed')}."
-        if misses := sum(run.status == "completed" for run in records):
+        if misses := sum(record["status"] == "completed" for record in records):
             yield "bad", f"{plural(misses, 'seed')} did not reach AUC {target}."
     if seconds:
         energy = f"{sum(joules) / 3.6e6:.4f} kWh" if len(joules) == len(seconds) else "not measured"
@@ -445,17 +393,17 @@ def _progress_sentences(
 
 
 def _figure_sentences(
-    config: ReproduceConfig, figures: Sequence[SeedFigure], reason: str | None, runs: Sequence[FinishedRun]
+    config: ReproduceConfig, figures: Sequence[dict[str, Any]], reason: str | None, runs: Sequence[RunFiles]
 ) -> Iterator[tuple[str, str]]:
     """Yield the main metrics' means, and a verdict on each published figure, or the reason why there is none."""
     for measured in figures:
-        if measured.metric in (AUC, RMSE, HR, NDCG) and measured.mean is not None:
+        if measured["metric"] in (AUC, RMSE, HR, NDCG) and measured["mean"] is not None:
             interval = "no interval of one seed"
-            if measured.low is not None:
-                interval = f"{_interval_text(measured)}, standard deviation {figure(measured.std, DIGITS)}"
-            label = f"{METRICS[measured.metric].label} of {measured.split}"
-            yield "plain", f"{label}: mean {figure(measured.mean, DIGITS)}, {interval}."
-    compared = [measured for measured in figures if measured.published is not None]
+            if measured["low"] is not None:
+                interval = f"{_interval_text(measured)}, standard deviation {figure(measured['std'], DIGITS)}"
+            label = f"{METRICS[measured['metric']].label} of {measured['split']}"
+            yield "plain", f"{label}: mean {figure(measured['mean'], DIGITS)}, {interval}."
+    compared = [measured for measured in figures if measured["published"] is not None]
     if not compared:
         keys = (*PUBLISHED, "test_auc", "test_logloss")
         is_published = any(getattr(config.published, key) is not None for key in keys)
@@ -466,38 +414,38 @@ def _figure_sentences(
         yield "plain", reason
         return
     for measured in compared:
-        label, reference = f"{METRICS[measured.metric].title} of {measured.split}", measured.published
+        label, reference = f"{METRICS[measured['metric']].title} of {measured['split']}", measured["published"]
         assert reference is not None
         published = f"{label}: published {figure(reference, DIGITS)}"
-        measurement = "" if measured.mean is None else f", here {figure(measured.mean, DIGITS)}"
-        if measured.inside is None or measured.mean is None:
+        measurement = "" if measured["mean"] is None else f", here {figure(measured['mean'], DIGITS)}"
+        if measured["inside"] is None or measured["mean"] is None:
             text = f"{published}{measurement}; an interval takes two finished seeds at least, so there is no verdict."
             yield "plain", text
-        elif is_target(config, measured.split, measured.metric):
+        elif is_target(config, measured["split"], measured["metric"]):
             misses, seeds = _count_misses(runs), plural(len(runs), "seed")
             who = f"{misses} of {seeds} did not reach" if misses else f"each of {seeds} reached"
             word = "Not reproduced" if misses else "Reproduced"
             yield "bad" if misses else "good", f"{word}: {who} the target of training, {published}."
         else:
-            tolerance = f", tolerance ± {measured.tolerance}" if measured.tolerance else ""
-            interval = f"mean {figure(measured.mean, DIGITS)}, {_interval_text(measured)}{tolerance}"
-            if measured.inside:
+            tolerance = f", tolerance ± {measured['tolerance']}" if measured["tolerance"] else ""
+            interval = f"mean {figure(measured['mean'], DIGITS)}, {_interval_text(measured)}{tolerance}"
+            if measured["inside"]:
                 yield "good", f"Reproduced: {published} lies inside, {interval}."
                 continue
-            is_better = (measured.mean > reference) is METRICS[measured.metric].larger_is_better
-            distance = f"{'better' if is_better else 'worse'} by {figure(abs(measured.mean - reference), DIGITS)}"
+            is_better = (measured["mean"] > reference) is METRICS[measured["metric"]].larger_is_better
+            distance = f"{'better' if is_better else 'worse'} by {figure(abs(measured['mean'] - reference), DIGITS)}"
             kind = "plain" if is_better else "bad"
             yield kind, f"Not reproduced: {published} lies outside, {interval}; the mean is {distance}."
 
 
-def _interval_text(measured: SeedFigure) -> str:
+def _interval_text(measured: dict[str, Any]) -> str:
     """Return the 95% interval of a metric's mean over the seeds, in words."""
-    return f"95% interval {figure(measured.low, DIGITS)} to {figure(measured.high, DIGITS)}"
+    return f"95% interval {figure(measured['low'], DIGITS)} to {figure(measured['high'], DIGITS)}"
 
 
-def _differing_keys(runs: Sequence[FinishedRun]) -> list[str]:
+def _differing_keys(runs: Sequence[RunFiles]) -> list[str]:
     """Return the keys in which runs' configurations differ, except those that change neither learning nor speed."""
-    differing = differences([finished.run for finished in runs])[0] if runs else {}
+    differing = differences([*runs])[0] if runs else {}
     return [key for key in differing if not key.startswith(BESIDE)]
 
 
@@ -509,26 +457,28 @@ def reproduction_page(config: ReproduceConfig, document: Reproduction, directory
 
     figures = []
     for each in document.figures:
-        interval = "–" if each.low is None else f"{text(each.low)} to {text(each.high)}"
-        tolerance = "–" if each.tolerance is None else f"± {each.tolerance}"
-        verdict = {True: "inside", False: "outside", None: "no verdict"}[each.inside]
-        verdict = "none published" if each.published is None else verdict
-        name = f"{METRICS[each.metric].title} of {each.split}"
-        figures.append([name, text(each.mean), text(each.std), interval, text(each.published), tolerance, verdict])
-    shown = [measured for measured in document.figures if measured.metric in (AUC, LOGLOSS, RMSE, MAE, HR, NDCG)]
+        interval = "–" if each["low"] is None else f"{text(each['low'])} to {text(each['high'])}"
+        tolerance = "–" if each["tolerance"] is None else f"± {each['tolerance']}"
+        verdict = {True: "inside", False: "outside", None: "no verdict"}[each["inside"]]
+        verdict = "none published" if each["published"] is None else verdict
+        name = f"{METRICS[each['metric']].title} of {each['split']}"
+        figures.append(
+            [name, text(each["mean"]), text(each["std"]), interval, text(each["published"]), tolerance, verdict]
+        )
+    shown = [each for each in document.figures if each["metric"] in (AUC, LOGLOSS, RMSE, MAE, HR, NDCG)]
     seeds = [
         [
-            str(run.seed),
-            run.status,
-            *(text(measured.values.get(str(run.seed))) for measured in shown),
-            *map(count, (run.steps, run.samples_to_target, run.samples_per_second)),
-            duration(run.seconds),
-            NOT_MEASURED if run.joules is None else f"{run.joules:,.0f} J",
-            run.error or "–",
+            str(run["seed"]),
+            run["status"],
+            *(text(each["values"].get(str(run["seed"]))) for each in shown),
+            *(count(run[name]) for name in ("steps", "samples_to_target", "samples_per_second")),
+            duration(run["seconds"]),
+            NOT_MEASURED if run["joules"] is None else f"{run['joules']:,.0f} J",
+            run["error"] or "–",
         ]
         for run in document.runs
     ]
-    columns = ["Seed", "Status", *(f"{METRICS[measured.metric].title} of {measured.split}" for measured in shown)]
+    columns = ["Seed", "Status", *(f"{METRICS[each['metric']].title} of {each['split']}" for each in shown)]
     columns += ["Steps", "Samples to target", "Samples/s, global", "Time", "Energy", "Remark"]
     versions = [f"{name} {version}" for name, version in document.versions.items() if version]
     commit = (document.commit or "more than one commit, or none") + (" with changes" if document.dirty else "")
@@ -581,7 +531,7 @@ def main(config: ReproduceConfig) -> int:
             _write_document(config, arguments, seeds, {}, out)
             failed = run_seeds(seeds)
             # After a refused first run nothing is left, so that the corrected command is not refused for its keys.
-            if EXIT_BAD_INPUT in failed.values() and all(seed.status == NOT_BEGUN for seed in seeds):
+            if EXIT_BAD_INPUT in failed.values() and all(child.status == NOT_BEGUN for child in seeds.values()):
                 for name in (DOCUMENT, PAGE):
                     (out / name).unlink(missing_ok=True)
                 return EXIT_BAD_INPUT
@@ -600,12 +550,11 @@ def main(config: ReproduceConfig) -> int:
 
 
 def _write_document(
-    config: ReproduceConfig, arguments: Sequence[str], seeds: Sequence[Seed], failed: dict[int, int], out: Path
+    config: ReproduceConfig, arguments: Sequence[str], seeds: dict[int, ChildRun], failed: dict[int, int], out: Path
 ) -> Reproduction:
     """Write document and page from the runs on disk, and return the document."""
-    with refusing_other_versions(f"[{','.join(str(seed.directory) for seed in seeds if seed.status in DONE)}]"):
-        runs = finished_runs(seeds)
-        document = summarise(config, arguments, seeds, runs, failed)
+    with refusing_other_versions(f"[{','.join(str(run.directory) for run in seeds.values() if run.status in DONE)}]"):
+        document = summarise(config, arguments, seeds, failed)
         page = reproduction_page(config, document, out)
     write_atomically(out / DOCUMENT, (encode(document, indent=1) + "\n").encode())
     write_page(out / PAGE, page)

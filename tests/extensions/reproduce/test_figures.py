@@ -10,15 +10,14 @@ import pytest
 from scipy import stats
 
 from app.config.app_config import CONFIG_DIR
+from app.record.directory import ChildRun
 from app.report.read import read_run
 from common.compose import compose_config
 from common.errors import UserError
 from extensions.reproduce.command import (
     ReproduceConfig,
     Reproduction,
-    Seed,
     changed_keys,
-    finished_runs,
     seeds_of,
     summarise,
     training_arguments,
@@ -31,12 +30,12 @@ def composed(*overrides: str) -> ReproduceConfig:
     return compose_config(ReproduceConfig, CONFIG_DIR, overrides, "reproduce")
 
 
-def write_seeds(out: Path, count: int, *overrides: str, **of_run: Any) -> list[Seed]:
+def write_seeds(out: Path, count: int, *overrides: str, **of_run: Any) -> dict[int, ChildRun]:
     """The runs of seeds 1 to `count`, each with figures of its test split; `of_run`: as of `write_run`."""
     seeds = seeds_of(out, count)
-    for seed in seeds:
-        directory = write_run(seed.directory, *overrides, seed=seed.number, **of_run)
-        write_test(directory, 0.7 + seed.number / 1000)
+    for seed, child in seeds.items():
+        directory = write_run(child.directory, *overrides, seed=seed, **of_run)
+        write_test(directory, 0.7 + seed / 1000)
     return seeds
 
 
@@ -49,10 +48,10 @@ def write_test(directory: Path, auc: float) -> None:
 PUBLISHED = ["published.source=A", "published.data=B", "published.tolerance=0.001"]
 
 
-def summarised(seeds: list[Seed], *overrides: str, failed: dict[int, int] | None = None) -> Reproduction:
+def summarised(seeds: dict[int, ChildRun], *overrides: str) -> Reproduction:
     arguments = [override for override in overrides if not override.startswith(("seeds=", "published."))]
     config = composed("run.name=x", *overrides)
-    return summarise(config, arguments, seeds, finished_runs(seeds), failed or {})
+    return summarise(config, arguments, seeds, {})
 
 
 def said(reproduction: Reproduction) -> str:
@@ -63,18 +62,18 @@ def said(reproduction: Reproduction) -> str:
 def test_figures_are_those_of_numpy_and_scipy(tmp_path: Path) -> None:
     seeds = write_seeds(tmp_path, 5)
     reproduction = summarised(seeds, "published.test_auc=0.7031", *PUBLISHED)
-    by_name = {(figure.split, figure.metric): figure for figure in reproduction.figures}
+    by_name = {(figure["split"], figure["metric"]): figure for figure in reproduction.figures}
     assert set(by_name) == {(split, metric) for split in ("val", "test") for metric in ("auc", "logloss", "ne")}
     tested = np.array([0.701, 0.702, 0.703, 0.704, 0.705])
-    evaluated = np.array([read_run(seed.directory).evaluation.auc for seed in seeds])
+    evaluated = np.array([read_run(child.directory).evaluation.auc for child in seeds.values()])
     for split, values in (("test", tested), ("val", evaluated)):
         figure = by_name[split, "auc"]
         reach = stats.t.ppf(0.975, 4) * values.std(ddof=1) / np.sqrt(5)
-        expected = values.mean(), values.std(ddof=1), values.mean() - reach, values.mean() + reach
-        assert (figure.mean, figure.std, figure.low, figure.high) == pytest.approx(expected, rel=1e-9)
-        assert list(figure.values.values()) == values.tolist()
-    assert (by_name["test", "auc"].published, by_name["test", "auc"].inside) == (0.7031, True)
-    assert by_name["val", "auc"].published is None
+        expected = [values.mean(), values.std(ddof=1), values.mean() - reach, values.mean() + reach]
+        assert [figure[name] for name in ("mean", "std", "low", "high")] == pytest.approx(expected, rel=1e-9)
+        assert list(figure["values"].values()) == values.tolist()
+    assert [by_name["test", "auc"][name] for name in ("published", "inside")] == [0.7031, True]
+    assert by_name["val", "auc"]["published"] is None
     assert reproduction.seconds == 60.0
     assert reproduction.joules is None
     assert "Reproduced: AUC of test: published 0.70310 lies inside, mean 0.70300" in said(reproduction)
@@ -103,7 +102,7 @@ def test_another_dataset_than_the_recipes_is_named_and_gets_no_verdict(tmp_path:
     reproduction = summarised(write_seeds(tmp_path, 2), *keys)
     text = said(reproduction)
     assert "(B, 33,003,326 training rows; here 10,000), so this run is not held to them; the dataset is data/x" in text
-    assert all(figure.inside is None for figure in reproduction.figures)
+    assert all(figure["inside"] is None for figure in reproduction.figures)
     assert "eproduced:" not in text
 
 
@@ -121,11 +120,11 @@ def test_a_changed_recipe_gets_no_verdict(tmp_path: Path, override: str, words: 
 
 
 def test_seeds_of_two_configurations_get_no_verdict(tmp_path: Path) -> None:
-    first, second = write_seeds(tmp_path / "a", 1), write_seeds(tmp_path / "b", 2, "optimizer.lr=0.5")[1:]
-    reproduction = summarised([*first, *second], "published.test_auc=0.7", *PUBLISHED)
+    first, second = write_seeds(tmp_path / "a", 1), write_seeds(tmp_path / "b", 2, "optimizer.lr=0.5")
+    reproduction = summarised({1: first[1], 2: second[2]}, "published.test_auc=0.7", *PUBLISHED)
     assert "The runs were not made alike; they differ in optimizer.lr." in said(reproduction)
     assert "The configurations of the seeds differ (optimizer.lr), so there is no verdict." in said(reproduction)
-    assert all(figure.inside is None for figure in reproduction.figures)
+    assert all(figure["inside"] is None for figure in reproduction.figures)
 
 
 @pytest.mark.parametrize(
