@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import yaml
-from torch import nn
 from torchrec import DataType
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
@@ -20,7 +19,7 @@ from torchrec.distributed.types import CacheParams
 
 from app.config.app_config import CONFIG_DIR, AppConfig
 from app.config.data import MultiHotConfig
-from app.config.kinds import OptimizerName
+from app.config.kinds import Algorithm, OptimizerName
 from app.config.sharding import (
     AUTO_SHARDING,
     AUTO_TOPOLOGY,
@@ -29,7 +28,6 @@ from app.config.sharding import (
     UVM_KERNELS,
     Plan,
     PlannedTable,
-    QCommConfig,
     ShardingConfig,
     TableBlock,
     TopologyConfig,
@@ -143,7 +141,12 @@ def identify(device: Device, among: Mapping[str, TopologyConfig]) -> TopologyCon
     return best
 
 
-def to_torchrec(topology: TopologyConfig, world_size: int, local_world_size: int) -> Topology:
+def num_devices(topology: TopologyConfig) -> tuple[int, int]:
+    """Return the numbers of all devices and of those of one machine; by default one device of one machine."""
+    return (topology.nodes or 1) * (topology.devices_per_node or 1), topology.devices_per_node or 1
+
+
+def to_torchrec(topology: TopologyConfig) -> Topology:
     """Return a resolved topology in TorchRec's form.
 
     TorchRec's own factory is newer than the oldest supported TorchRec, and ignores bandwidths by default; the
@@ -157,6 +160,7 @@ def to_torchrec(topology: TopologyConfig, world_size: int, local_world_size: int
     # Data sheets give peaks that collectives do not reach.
     links = GB_PER_S * topology.link_efficiency
     host_part = 1 - topology.reserve if cpu else 1.0  # the planner itself reserves only device memory
+    world_size, local_world_size = num_devices(topology)
     return Topology(
         world_size=world_size,
         local_world_size=local_world_size,
@@ -284,48 +288,34 @@ def shard_columns(embedding_dim: int, max_shards: int, min_partition: int | None
     return embedding_dim
 
 
-@dataclass(frozen=True)
-class Workload:
-    """The planner's input besides tables and hardware.
+def search(config: AppConfig, model: TableArch, choices: Mapping[str, Choice], bag_sizes: Mapping[str, float]) -> Plan:
+    """Return the best plan that TorchRec's planner finds within the choices; needs no process group.
 
-    Attributes:
-        topology: in TorchRec's form.
-        reserve: share of each device's memory that plans leave free.
-        local_batch_size: samples of one process.
-        pooling_factors: mean ids per bag, for each of a table's features.
+    config: its topology has all figures and numbers of devices. bag_sizes: mean ids per bag of each feature.
     """
-
-    topology: Topology
-    reserve: float
-    local_batch_size: int
-    pooling_factors: Mapping[str, list[float]]
-    optimizer: OptimizerName
-    qcomm: QCommConfig
-
-
-def search(model: TableArch, choices: Mapping[str, Choice], workload: Workload) -> Plan:
-    """Return the best plan that TorchRec's planner finds within the choices; needs no process group."""
-    constraints, best, topology = _constraints(choices, workload), _BestPlan(), workload.topology
+    enumerator, best, reserve = _Enumerator(config, model, choices, bag_sizes), _BestPlan(), config.topology.reserve
+    topology = enumerator.topology
+    assert reserve is not None
     planner = EmbeddingShardingPlanner(
         topology=topology,
-        batch_size=workload.local_batch_size,
-        enumerator=_Enumerator(workload, constraints),
-        storage_reservation=FixedPercentageStorageReservation(workload.reserve),
+        batch_size=enumerator.batch_size,
+        enumerator=enumerator,
+        storage_reservation=FixedPercentageStorageReservation(reserve),
         stats=best,
-        constraints=constraints,
+        constraints=enumerator.constraints,
     )
     try:
         with _without_warning():
-            planner.plan(model, make_sharders({}, codecs(workload.qcomm)))
+            planner.plan(model, make_sharders({}, codecs(config.sharding.qcomm)))
     except PlannerError as error:
-        tables, optimizer, device = model.tables, workload.optimizer, topology.devices[0].storage
+        tables, optimizer, device = model.tables, config.optimizer.name, topology.devices[0].storage
         have = (device.ddr if topology.compute_device == "cpu" else device.hbm) / GIB
         gib = sum(table.bytes for table in tables) / GIB
         state = sum(table.num_embeddings * optimizer.algorithm.state_elements(table.embedding_dim) for table in tables)
         raise UserError(
             f"topology: no plan fits: {len(tables)} tables of {gib:.1f} GiB and {state * FP32_BYTES / GIB:.1f} GiB of "
             f"{optimizer.value}'s state on {len(topology.devices)} devices of {have:.1f} GiB, of which "
-            f"{workload.reserve:.0%} stay free (topology.reserve); use more devices, row-wise types among "
+            f"{reserve:.0%} stay free (topology.reserve); use more devices, row-wise types among "
             "sharding.types, sharding.kernels=[fused,fused_uvm_caching] on GPUs, or smaller tables"
         ) from error
     planned = {}
@@ -342,32 +332,18 @@ def search(model: TableArch, choices: Mapping[str, Choice], workload: Workload) 
 
 
 def sharding_options(
-    model: nn.Module, choices: Mapping[str, Choice], workload: Workload
+    config: AppConfig, model: TableArch, choices: Mapping[str, Choice], bag_sizes: Mapping[str, float]
 ) -> dict[str, list[ShardingOption]]:
-    """Return each table's options within its choice, with TorchRec's estimates, which a `Plan` does not hold."""
-    enumerator = _Enumerator(workload, _constraints(choices, workload))
+    """Return each table's options within its choice, with TorchRec's estimates, which a `Plan` does not hold.
+
+    The arguments are those of `search`.
+    """
     options: dict[str, list[ShardingOption]] = {name: [] for name in choices}
     with _without_warning():
-        for option in enumerator.enumerate(model, make_sharders({}, codecs(workload.qcomm))):
+        enumerator = _Enumerator(config, model, choices, bag_sizes)
+        for option in enumerator.enumerate(model, make_sharders({}, codecs(config.sharding.qcomm))):
             options[option.name].append(option)
     return options
-
-
-def _constraints(choices: Mapping[str, Choice], workload: Workload) -> dict[str, ParameterConstraints]:
-    """Return TorchRec's constraints by table, which leave it the options of its choice."""
-    return {
-        name: ParameterConstraints(
-            sharding_types=choice.types,
-            compute_kernels=list(dict.fromkeys(kernel for _, kernel in choice.options)),
-            min_partition=choice.min_partition,
-            pooling_factors=workload.pooling_factors[name],
-            output_dtype=DataType.FP32,  # FBGEMM's lookups return it, however rows are stored
-            cache_params=None
-            if choice.cache_load_factor is None
-            else CacheParams(load_factor=choice.cache_load_factor),
-        )
-        for name, choice in choices.items()
-    }
 
 
 @contextmanager
@@ -390,9 +366,29 @@ def _without_warning() -> Iterator[None]:
 class _Enumerator(EmbeddingEnumerator):
     """TorchRec's enumerator with options in the same order in every process; its own come from sets of strings."""
 
-    def __init__(self, workload: Workload, constraints: dict[str, ParameterConstraints]) -> None:
-        super().__init__(workload.topology, workload.local_batch_size, constraints)
-        self._estimators.append(_OptimizerState(workload))
+    def __init__(
+        self, config: AppConfig, model: TableArch, choices: Mapping[str, Choice], bag_sizes: Mapping[str, float]
+    ) -> None:
+        """Leave each table the options of its choice; the arguments are those of `search`."""
+        self.topology = to_torchrec(config.topology)
+        self.batch_size = max(1, config.train.local_rows(self.topology.world_size))  # samples of one process
+        keys = {table.name: table.keys for table in model.tables}
+        self.constraints = {
+            name: ParameterConstraints(
+                sharding_types=choice.types,
+                compute_kernels=list(dict.fromkeys(kernel for _, kernel in choice.options)),
+                min_partition=choice.min_partition,
+                pooling_factors=[bag_sizes.get(model.feature_of[key], 1.0) for key in keys[name]],
+                output_dtype=DataType.FP32,  # FBGEMM's lookups return it, however rows are stored
+                cache_params=None
+                if choice.cache_load_factor is None
+                else CacheParams(load_factor=choice.cache_load_factor),
+            )
+            for name, choice in choices.items()
+        }
+        super().__init__(self.topology, self.batch_size, self.constraints)
+        on_host = self.topology.compute_device == "cpu"
+        self._estimators.append(_OptimizerState(config.optimizer.name.algorithm, on_host))
 
     def _filter_sharding_types(self, *arguments: Any, **keywords: Any) -> list[str]:
         return sorted(super()._filter_sharding_types(*arguments, **keywords), key=SHARDING_TYPES.index)
@@ -409,8 +405,8 @@ class _OptimizerState:
     data-parallel table.
     """
 
-    def __init__(self, workload: Workload) -> None:
-        self._algorithm, self._on_host = workload.optimizer.algorithm, workload.topology.compute_device == "cpu"
+    def __init__(self, algorithm: Algorithm, on_host: bool) -> None:
+        self._algorithm, self._on_host = algorithm, on_host
 
     def estimate(self, sharding_options: Sequence[ShardingOption], *arguments: Any, **keywords: Any) -> None:
         """Add the bytes of state and gradient to each shard's storage."""
@@ -476,9 +472,7 @@ def decide(config: AppConfig, device: torch.device, tables: TableArch, bag_sizes
 def _choose_plan(config: AppConfig, device: torch.device, tables: TableArch, bag_sizes: Mapping[str, float]) -> Plan:
     """Return the plan of a file, the planner's, or the only possible one. Raise UserError if there is none."""
     hardware, optimizer, name = config.topology, config.optimizer, config.optimizer.name
-    local_world_size = hardware.devices_per_node or 1
-    world_size = (hardware.nodes or 1) * local_world_size
-    parts = tables_in_order(tables)
+    (world_size, local_world_size), parts = num_devices(hardware), tables_in_order(tables)
     if config.sharding.plan is not None:
         plan = read_plan(Path(config.sharding.plan), parts, world_size, local_world_size)
         reason = _whole_tables(optimizer, parts)
@@ -506,7 +500,7 @@ def _choose_plan(config: AppConfig, device: torch.device, tables: TableArch, bag
             by_table = replace(config, sharding=replace(config.sharding, types="table_wise"))
             table_choice = choices(by_table, parts, device, world_size)
         else:
-            return search(tables, table_choice, workload(replace(config, topology=resolved), tables, bag_sizes))
+            return search(replace(config, topology=resolved), tables, table_choice, bag_sizes)
     return place_tables(parts, table_choice, world_size, local_world_size)
 
 
@@ -553,23 +547,6 @@ def choices(config: AppConfig, parts: Sequence[TableSpec], device: torch.device,
             log.info(text, description, settings.types, mathematics)
         settings = replace(settings, types="data_parallel", kernels=None, tables={})
     return table_choices(settings, name, parts, device.type)
-
-
-def workload(config: AppConfig, tables: TableArch, bag_sizes: Mapping[str, float]) -> Workload:
-    """Return the planner's input; the configuration's topology has all figures and numbers of devices."""
-    local_world_size = config.topology.devices_per_node or 1
-    world_size = (config.topology.nodes or 1) * local_world_size
-    assert config.topology.reserve is not None
-    return Workload(
-        topology=to_torchrec(config.topology, world_size, local_world_size),
-        reserve=config.topology.reserve,
-        local_batch_size=max(1, config.train.local_rows(world_size)),
-        pooling_factors={
-            table.name: [bag_sizes.get(tables.feature_of[key], 1.0) for key in table.keys] for table in tables.tables
-        },
-        optimizer=config.optimizer.name,
-        qcomm=config.sharding.qcomm,
-    )
 
 
 def bag_sizes(config: AppConfig, features: Features, means: Mapping[str, float]) -> dict[str, float]:

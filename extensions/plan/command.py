@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from msgspec import structs
-from torch import nn
 from torchrec.distributed.planner.types import ShardingOption
 
 from app.config.app_config import AppConfig
@@ -29,10 +28,10 @@ from app.runtime import platform
 from app.runtime.platform import log_to_terminal
 from app.sharding import planner
 from app.sharding.plan import load_plan, tables_in_order
-from app.sharding.planner import Choice, Workload, sharding_options, table_choices
+from app.sharding.planner import Choice, sharding_options, table_choices, to_torchrec
 from app.training.meta_build import published_features
 from common.cli import EXIT_DONE
-from common.documents import Json, Number, OpenDocument, convert, encode, plain_object
+from common.documents import Json, Number, convert, encode, plain_object
 from common.errors import UserError
 from common.extensions import rows_of_extensions
 from common.files import write_atomically
@@ -40,94 +39,67 @@ from common.keys import WIDTH
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest, mean_bag_sizes
 from extensions.plan.keys import PlanAppConfig
 
-
-class ForecastTable(PlannedTable, kw_only=True):
-    """A table of a plan, with its size, its cost and the reason for its sharding."""
-
-    name: str | None = None
-    num_embeddings: int | None = None
-    embedding_dim: int | None = None
-    bytes: Number | None = None
-    lookup_ms: Number | None = None
-    communication_ms: Number | None = None
-    reason: str | None = None
-
-
-class RankCost(OpenDocument, kw_only=True):
-    """Cost of one shard, or of all shards of a process: memory in bytes, and time per step in milliseconds."""
-
-    rank: int
-    device_bytes: int = 0
-    host_bytes: int = 0
-    lookup_ms: Number = 0.0
-    communication_ms: Number = 0.0
-    total_ms: Number = 0.0
-
-    @property
-    def total_bytes(self) -> int:
-        """Return the bytes on the device and on the host together."""
-        return self.device_bytes + self.host_bytes
-
-    def add(self, device_bytes: int, host_bytes: int, lookup_ms: Number, communication_ms: Number) -> None:
-        """Add the cost of one shard."""
-        self.device_bytes += device_bytes
-        self.host_bytes += host_bytes
-        self.lookup_ms += lookup_ms
-        self.communication_ms += communication_ms
-        self.total_ms = self.lookup_ms + self.communication_ms
+# Cost of one shard, or of all shards of a process: bytes of memory, and milliseconds per step.
+Cost: TypeAlias = dict[str, Number]
 
 
 class ForecastFile(Plan, kw_only=True):
     """A plan, what it is a plan for, and its forecast; another plan than the command's has the plan alone.
 
-    forecast: whether the plan fits; memory for tables on a device (on the host, for a CPU), without the reserve
-    (`capacity_bytes`), and the rest of it on the fullest process, negative if the plan does not fit (`headroom_bytes`);
-    time of the slowest process (`step_ms`), and that divided by the mean over processes (`imbalance`). what_if: the
-    forecast for other hardware or another batch, with the slowest process and the types of sharding, or the problem.
+    tables: with further keys: sizes, bytes and milliseconds of the slowest shard, and the reason for the sharding.
+    ranks: cost of all shards of a process. forecast: whether the plan fits; memory for tables on a device (on the host,
+    for a CPU), without the reserve (`capacity_bytes`), and the rest of it on the fullest process, negative if the plan
+    does not fit (`headroom_bytes`); time of the slowest process (`step_ms`), and that divided by the mean over
+    processes (`imbalance`). what_if: the forecast for other hardware or another batch, with the slowest process and the
+    types of sharding, or the problem.
     """
 
-    tables: Mapping[str, ForecastTable]
     nodes: int | None = None
     topology: Json | None = None
     global_batch_size: int | None = None
     optimizer: str | None = None
     types: str | None = None
-    ranks: list[RankCost] | None = None
+    ranks: list[Cost] | None = None
     forecast: dict[str, Any] | None = None
     notes: list[str] | None = None
     what_if: list[dict[str, Any]] | None = None
 
 
-def estimate_tables(model: nn.Module, plan: Plan, workload: Workload) -> dict[str, list[RankCost]]:
+def estimate_tables(
+    config: AppConfig, model: TableArch, plan: Plan, bag_sizes: Mapping[str, float]
+) -> dict[str, list[Cost]]:
     """Return TorchRec's estimates for the shards of each table, by table. Accept plans from any source."""
     # The plan is TorchRec's only choice here, so that its estimates compare with those of other plans.
     as_planned = {}
     for name, table in plan.tables.items():
         columns = min(shard.columns for shard in table.shards)
         as_planned[name] = Choice(name, ((table.type, table.kernel),), columns, table.cache_load_factor)
-    estimates = {}
-    for name, (option,) in sharding_options(model, as_planned, workload).items():
-        shards = zip(option.shards, plan.tables[name].shards, strict=True)
-        estimates[name] = [estimate_shard(shard, planned.rank, plan.world_size) for shard, planned in shards]
-    return estimates
+    options = sharding_options(config, model, as_planned, bag_sizes)
+    return {name: costs_of(option, plan.world_size) for name, (option,) in options.items()}
 
 
-def estimate_shard(shard: Any, rank: int, world_size: int) -> RankCost:
-    """Return TorchRec's estimate of a shard on a rank; leave out communication, which it counts even for one process.
+def costs_of(option: ShardingOption, world_size: int) -> list[Cost]:
+    """Return TorchRec's estimates of an option's shards, without communication that it counts for one process, too."""
+    costs = []
+    for shard in option.shards:
+        perf: Any = shard.perf  # in milliseconds
+        lookup = perf.fwd_compute + perf.bwd_compute + perf.prefetch_compute
+        communication = perf.fwd_comms + perf.bwd_comms if world_size > 1 else 0.0
+        cost = {"device_bytes": shard.storage.hbm, "host_bytes": shard.storage.ddr, "lookup_ms": lookup}
+        costs.append(cost | {"communication_ms": communication, "total_ms": lookup + communication})
+    return costs
 
-    shard: as from TorchRec's enumerator, with `perf` in milliseconds and `storage` in bytes.
-    """
-    perf, cost = shard.perf, RankCost(rank=rank)
-    lookup = perf.fwd_compute + perf.bwd_compute + perf.prefetch_compute
-    communication = perf.fwd_comms + perf.bwd_comms if world_size > 1 else 0.0
-    cost.add(shard.storage.hbm, shard.storage.ddr, lookup, communication)
-    return cost
+
+def total_bytes(cost: Cost) -> Number:
+    """Return the bytes on the device and on the host together."""
+    return cost["device_bytes"] + cost["host_bytes"]
 
 
 TIMES_NOTE = (
     "times are of tables alone (lookups, updates, exchange), estimated from data sheets; a whole step also has dense "
     "layers and input, so these are not two GPUs' speeds: make bench measures those"
 )
+COSTS = ("device_bytes", "host_bytes", "lookup_ms", "communication_ms", "total_ms")
 # Sharding types as in the output of TorchRec's planner.
 ABBREVIATIONS = {
     "data_parallel": "DP",
@@ -141,76 +113,89 @@ ABBREVIATIONS = {
 
 
 def forecast_plan(
-    model: TableArch, plan: Plan, workload: Workload, choices: Mapping[str, Choice], possible: Mapping[str, Choice]
+    config: AppConfig,
+    model: TableArch,
+    plan: Plan,
+    bag_sizes: Mapping[str, float],
+    choices: Mapping[str, Choice],
+    possible: Mapping[str, Choice],
 ) -> ForecastFile:
     """Return a plan's file with its costs, and the reason for each table's sharding.
 
     choices: shardings that the planner could choose from, by table; empty for a plan of a file. possible: shardings
     that the reasons compare with, also those that the configuration rules out.
     """
-    parts = estimate_tables(model, plan, workload)
-    options_of = sharding_options(model, possible, workload)
-    ranks = [RankCost(rank=rank) for rank in range(plan.world_size)]
+    parts = estimate_tables(config, model, plan, bag_sizes)
+    options_of = sharding_options(config, model, possible, bag_sizes)
+    ranks: list[Cost] = [{"rank": rank, **dict.fromkeys(COSTS, 0)} for rank in range(plan.world_size)]
     document = convert(plain_object(plan), ForecastFile)
     for table in tables_in_order(model):
-        shards = parts[table.name]
-        for shard in shards:
-            ranks[shard.rank].add(shard.device_bytes, shard.host_bytes, shard.lookup_ms, shard.communication_ms)
+        shards, planned = parts[table.name], plan.tables[table.name]
+        for shard, block in zip(shards, planned.shards, strict=True):
+            for name in COSTS:
+                ranks[block.rank][name] += shard[name]
         slowest, choice = _slowest_part(shards), choices.get(table.name)
-        entry = document.tables[table.name]
-        entry.name, entry.num_embeddings, entry.embedding_dim = table.name, table.num_embeddings, table.embedding_dim
-        entry.bytes = sum(shard.total_bytes for shard in shards)
-        entry.lookup_ms, entry.communication_ms = slowest.lookup_ms, slowest.communication_ms
         if choice is None:
-            entry.reason = "as the plan's file says"
+            reason = "as the plan's file says"
         elif choice.is_forced:
-            entry.reason = f"as {choice.key}.types says"
+            reason = f"as {choice.key}.types says"
         else:
-            entry.reason = _reason_text(plan.tables[table.name], slowest, options_of[table.name], plan.world_size)
+            reason = _reason_text(planned, slowest, options_of[table.name], plan.world_size)
+        document.tables[table.name].rest = {
+            "name": table.name,
+            "num_embeddings": table.num_embeddings,
+            "embedding_dim": table.embedding_dim,
+            "bytes": sum(map(total_bytes, shards)),
+            "lookup_ms": slowest["lookup_ms"],
+            "communication_ms": slowest["communication_ms"],
+            "reason": reason,
+        }
     # The reserve is taken off a CPU's topology already.
-    storage, is_cpu = workload.topology.devices[0].storage, workload.topology.compute_device == "cpu"
-    room = int(storage.ddr if is_cpu else storage.hbm * (1 - workload.reserve))
+    topology = to_torchrec(config.topology)
+    storage, is_cpu = topology.devices[0].storage, topology.compute_device == "cpu"
+    room = int(storage.ddr if is_cpu else storage.hbm * (1 - (config.topology.reserve or 0)))
     # Tables of a CPU have all bytes on the host, and only there the host's memory is the limit.
-    on_host = all(rank.device_bytes == 0 for rank in ranks)
-    headroom = room - max(rank.host_bytes if on_host else rank.device_bytes for rank in ranks)
+    on_host = all(rank["device_bytes"] == 0 for rank in ranks)
+    headroom = room - max(rank["host_bytes" if on_host else "device_bytes"] for rank in ranks)
     # All processes wait for the slowest.
-    step_ms, mean = max(rank.total_ms for rank in ranks), sum(rank.total_ms for rank in ranks) / len(ranks)
+    step_ms, mean = max(rank["total_ms"] for rank in ranks), sum(rank["total_ms"] for rank in ranks) / len(ranks)
     document.ranks = ranks
     document.forecast = {"fits": headroom >= 0, "capacity_bytes": room, "step_ms": step_ms, "headroom_bytes": headroom}
     document.forecast["imbalance"] = step_ms / mean if mean else 1.0
     return document
 
 
-def _slowest_part(shards: Sequence[RankCost]) -> RankCost:
+def _slowest_part(shards: Sequence[Cost]) -> Cost:
     """Return the slowest part; of equally slow ones, the one with the most bytes."""
-    return max(shards, key=lambda shard: (shard.total_ms, shard.total_bytes))
+    return max(shards, key=lambda shard: (shard["total_ms"], total_bytes(shard)))
 
 
-def _reason_text(planned: PlannedTable, cost: RankCost, possible: Sequence[ShardingOption], world_size: int) -> str:
+def _reason_text(planned: PlannedTable, cost: Cost, possible: Sequence[ShardingOption], world_size: int) -> str:
     """Return the reason for the planner's choice, with the figures that it compared: each type's fastest kernel.
 
     cost: of the slowest part as planned.
     """
-    ms, bytes_text = cost.total_ms, size(cost.total_bytes)
-    by_type: dict[str, RankCost] = {}
+    ms, bytes_text = cost["total_ms"], size(total_bytes(cost))
+    # By type, the time and bytes of the slowest part with its fastest kernel.
+    by_type: dict[str, tuple[Number, str]] = {}
     for option in possible:
-        other = _slowest_part([estimate_shard(shard, 0, world_size) for shard in option.shards])
-        if option.sharding_type not in by_type or other.total_ms < by_type[option.sharding_type].total_ms:
-            by_type[option.sharding_type] = other
+        other = _slowest_part(costs_of(option, world_size))
+        if option.sharding_type not in by_type or other["total_ms"] < by_type[option.sharding_type][0]:
+            by_type[option.sharding_type] = other["total_ms"], size(total_bytes(other))
     whole, copied = by_type.get("table_wise"), by_type.get("data_parallel")
     if planned.type == "data_parallel":
         text = f"small enough to copy ({bytes_text} a rank): its gradient takes {ms:.3f} ms"
-        text += f", exchanging its vectors {whole.total_ms:.3f} (table_wise)" if whole else ""
+        text += f", exchanging its vectors {whole[0]:.3f} (table_wise)" if whole else ""
     elif planned.type == "table_wise":
         text = f"whole on one rank, {ms:.3f} ms"
         if copied:
-            text += f"; a copy on each: {copied.total_ms:.3f} ms, {size(copied.total_bytes)} a rank"
+            text += f"; a copy on each: {copied[0]:.3f} ms, {copied[1]} a rank"
     else:
         text = f"over {len(planned.ranks)} rank(s), {ms:.3f} ms and {bytes_text} on each"
-        text += f"; whole on one: {whole.total_ms:.3f} ms, {size(whole.total_bytes)}" if whole else ""
+        text += f"; whole on one: {whole[0]:.3f} ms, {whole[1]}" if whole else ""
     # A difference below a thousandth is rounding of the estimates.
     faster = {
-        kind: other.total_ms for kind, other in by_type.items() if kind != planned.type and other.total_ms < ms * 0.999
+        kind: other_ms for kind, (other_ms, _) in by_type.items() if kind != planned.type and other_ms < ms * 0.999
     }
     if faster:
         fastest = min(faster, key=lambda kind: faster[kind])
@@ -229,17 +214,18 @@ def plan_lines(plan: ForecastFile, topology: str, reasons: bool = False) -> list
     ]
     rows = [["table", "rows", "dim", "type", "kernel", "size", "lookup ms", "comm. ms", "ranks"]]
     for name, table in plan.tables.items():
-        shape = [f"{table.num_embeddings:,}", str(table.embedding_dim)]
-        placement = [table.type, table.kernel, size(table.bytes or 0)]
-        cost = [f"{table.lookup_ms:.3f}", f"{table.communication_ms:.3f}"]
+        about: dict[str, Any] = table.rest
+        shape = [f"{about['num_embeddings']:,}", str(about["embedding_dim"])]
+        placement = [table.type, table.kernel, size(about["bytes"])]
+        cost = [f"{about[name]:.3f}" for name in ("lookup_ms", "communication_ms")]
         rows.append([name, *shape, *placement, *cost, _ranks_text(table.ranks, plan.world_size)])
     lines += _align(rows)
     if reasons:
-        lines += ["", *_align([[name, table.reason or ""] for name, table in plan.tables.items()])]
+        lines += ["", *_align([[name, str(table.rest["reason"])] for name, table in plan.tables.items()])]
     rows = [["rank", "device", "host", "lookup ms", "comm. ms", "total ms"]]
     for rank in plan.ranks or []:
-        cost = [f"{ms:.3f}" for ms in (rank.lookup_ms, rank.communication_ms, rank.total_ms)]
-        rows.append([str(rank.rank), size(rank.device_bytes), size(rank.host_bytes), *cost])
+        cost = [f"{rank[name]:.3f}" for name in ("lookup_ms", "communication_ms", "total_ms")]
+        rows.append([str(rank["rank"]), size(rank["device_bytes"]), size(rank["host_bytes"]), *cost])
     lines += ["", *_align(rows), ""]
     if forecast := plan.forecast:
         verdict = "fits" if forecast["fits"] else "DOES NOT FIT"
@@ -262,7 +248,7 @@ def what_if_lines(cases: Sequence[Mapping[str, Any]]) -> list[str]:
             rows.append([*start, case["problem"]])
             continue
         headroom = forecast["headroom_bytes"]
-        cost = [f"{ms:.3f}" for ms in (slowest.lookup_ms, slowest.communication_ms, forecast["step_ms"])]
+        cost = [f"{ms:.3f}" for ms in (slowest["lookup_ms"], slowest["communication_ms"], forecast["step_ms"])]
         short = re.sub(r"[a-z_]+", lambda name: ABBREVIATIONS[name[0]], case["types"])
         room = [size(forecast["capacity_bytes"] - headroom), size(headroom)]
         rows.append([*start, *room, *cost, f"{forecast['imbalance']:.2f}", short])
@@ -390,7 +376,6 @@ def _make_plan_file(
     config = replace(config, topology=resolved)
     device = torch.device("cpu" if resolved.architecture == "cpu" else "cuda")
     plan = planner.decide(config, device, tables, bag_sizes)
-    work = planner.workload(config, tables, bag_sizes)
     parts, name, is_hstu = tables_in_order(tables), config.optimizer.name, config.model.name == "hstu"
     choices = {}
     if config.sharding.plan is None:
@@ -399,13 +384,13 @@ def _make_plan_file(
     everything = replace(config.sharding, types=AUTO_SHARDING, tables={}, min_partition=None)
     possible = table_choices(everything, name, parts, device.type)
     return structs.replace(
-        forecast_plan(tables, plan, work, choices, possible),
+        forecast_plan(config, tables, plan, bag_sizes, choices, possible),
         nodes=resolved.nodes,
         topology=asdict(resolved),
         global_batch_size=config.train.global_batch_size,
         optimizer=name.value,
         types=plan.summary(),
-        notes=forecast_notes(config, tables, bag_sizes, work.local_batch_size) if is_hstu else [],
+        notes=forecast_notes(config, tables, bag_sizes, config.train.local_rows(plan.world_size)) if is_hstu else [],
     )
 
 
@@ -440,7 +425,7 @@ def _what_if(
             # The remedy after the semicolon would repeat in each line of the table.
             cases[-1]["problem"] = str(error).split(";")[0]
         else:
-            slowest = max(plan.ranks or [], key=lambda rank: rank.total_ms)
+            slowest = max(plan.ranks or [], key=lambda rank: rank["total_ms"])
             cases[-1] |= {"forecast": plan.forecast, "types": plan.types, "slowest": slowest}
     return cases
 

@@ -157,7 +157,7 @@ def test_an_unknown_device_is_described_as_the_error_says(tmp_path: Path) -> Non
 
 def test_units_are_those_of_torchrec() -> None:
     h100 = planner.resolve(planner.load_all()["h100"], lambda: DEVICES["h100"], 8)
-    theirs = planner.to_torchrec(h100, 16, 8)
+    theirs = planner.to_torchrec(replace(h100, nodes=2, devices_per_node=8))
     assert (theirs.hbm_mem_bw, theirs.devices[15].storage.hbm) == (3350e9 / 1000, 80 * 2**30)
     assert theirs.intra_host_bw == pytest.approx(0.8 * 450e9 / 1000)
     assert theirs.inter_host_bw == pytest.approx(0.8 * 50e9 / 1000)
@@ -183,12 +183,11 @@ def planned_storage(
     config: AppConfig, hardware: TopologyConfig, arch: TableArch, plan: Plan, bag_sizes: dict[str, float]
 ) -> dict[str, list[PlannedStorage]]:
     """The memory on device and host that the planner counts for each table's shards."""
-    workload = planner.workload(replace(config, topology=hardware), arch, bag_sizes)
     choices = {
         name: Choice(name, ((table.type, table.kernel),), min(shard.columns for shard in table.shards), None)
         for name, table in plan.tables.items()
     }
-    options = sharding_options(arch, choices, workload)
+    options = sharding_options(replace(config, topology=hardware), arch, choices, bag_sizes)
     return {name: [shard.storage for shard in option.shards] for name, (option,) in options.items()}
 
 
