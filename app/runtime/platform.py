@@ -9,7 +9,6 @@ import itertools
 import logging
 import os
 import pickle
-import random
 import re
 import sys
 import time
@@ -433,38 +432,6 @@ def background_thread(name: str, device: torch.device | None = None) -> ThreadPo
             torch.cuda.set_device(device)
 
     return ThreadPoolExecutor(1, name, initializer=prepare)
-
-
-def capture(device: torch.device) -> dict[str, NDArray[np.uint8]]:
-    """Return each generator's state as bytes [n], by a name that begins with rng_; n is the same on every process."""
-    _, words, gauss = random.getstate()
-    # The global generator is the one that libraries use.
-    _, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
-    # NaN stands for a missing second normal number, as an array cannot hold None.
-    states = {"rng_torch": torch.get_rng_state().numpy()}
-    for name, numbers, normal in (
-        ("rng_python", words, np.nan if gauss is None else gauss),
-        ("rng_numpy", [*keys, position, has_gauss], cached),
-    ):
-        content = np.array(numbers, np.uint32).tobytes() + np.float64(normal).tobytes()
-        states[name] = np.frombuffer(content, np.uint8)
-    if device.type == "cuda":
-        states["rng_device"] = torch.cuda.get_rng_state(device).numpy()
-    return states
-
-
-def restore(states: dict[str, NDArray[np.uint8]], device: torch.device) -> None:
-    """Set each generator to a captured state; keep the device's if the captured device was of another kind."""
-    torch.set_rng_state(torch.from_numpy(states["rng_torch"]))
-    # The last eight bytes are the second normal number.
-    words, [gauss] = states["rng_python"][:-8].copy().view(np.uint32), states["rng_python"][-8:].copy().view(np.float64)
-    random.setstate((3, tuple(map(int, words)), None if np.isnan(gauss) else float(gauss)))
-    words, [cached] = states["rng_numpy"][:-8].copy().view(np.uint32), states["rng_numpy"][-8:].copy().view(np.float64)
-    # As `capture` has put them: the key's words, then the position and whether a second normal number is cached.
-    state = ("MT19937", words[:-2], int(words[-2]), int(words[-1]), float(cached))
-    np.random.set_state(state)  # noqa: NPY002
-    if device.type == "cuda" and "rng_device" in states:
-        torch.cuda.set_rng_state(torch.from_numpy(states["rng_device"]), device)
 
 
 # Phrases by which gloo, NCCL, RCCL and torch's store report that a peer is gone.

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.checkpoint import files, saver
 from app.checkpoint.files import (
@@ -35,7 +34,6 @@ from app.metrics.documents import EvaluationEvent, Measured, OtherEvent, Parent,
 from app.metrics.timing import StepTimer
 from app.record.directory import RunDirectory
 from app.record.documents import CONFIG, ancestors, read_config, read_events, read_summary
-from app.runtime import platform
 from app.runtime.platform import Runtime
 from app.training.recorder import Recorder
 from app.training.session import Session
@@ -65,7 +63,7 @@ SAVED = (
 
 
 def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float]) -> CheckpointState:
-    """Return a checkpoint's contents besides tensors; a collective call. seconds: spent so far, by kind."""
+    """Return a checkpoint's contents besides tensors. seconds: spent so far, by kind."""
     runtime = session.runtime
     values = SavedState(
         format=FORMAT,
@@ -79,14 +77,8 @@ def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float
         fingerprint=fingerprint(session.config),
         files={},  # filled in when the files are written
     )
-    # Each process has random states of its own, so the checkpoint keeps those of all processes.
-    arrays: dict[str, NDArray[Any]] = {
-        "losses": state.all_losses(),
-        "step_seconds": state.all_step_seconds(),
-        "accuracies": state.accuracies,
-        **{name: np.stack(runtime.gather(states)) for name, states in platform.capture(runtime.device).items()},
-    }
-    return values, arrays
+    losses, step_seconds = state.all_losses(), state.all_step_seconds()
+    return values, {"losses": losses, "step_seconds": step_seconds, "accuracies": state.accuracies}
 
 
 def restore(path: Path, session: Session) -> tuple[RunState, dict[str, float], str]:
@@ -114,10 +106,6 @@ def restore(path: Path, session: Session) -> tuple[RunState, dict[str, float], s
         **{name: getattr(values, name) for name in SAVED},
     )
     line = f"resume: from {path}, step {state.step}"
-    # Random states belong to ranks: with another number of processes none of them fits.
-    if values.world_size == session.runtime.world_size:
-        rng_states = {name: states[session.runtime.rank] for name, states in arrays.items() if name.startswith("rng_")}
-        platform.restore(rng_states, session.runtime.device)
     before, layout = values.layout, _describe_layout(session)
     if changes := [f"{key} {before[key]} then, {layout[key]} now" for key in layout if before[key] != layout[key]]:
         # Micro-batches fix the order of all sums, so another layout keeps the bits. Another platform has other kernels.
