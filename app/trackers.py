@@ -12,7 +12,7 @@ import numpy as np
 
 from app.config.app_config import AppConfig
 from app.config.kinds import TENSORBOARD, TrackerKind
-from app.metrics.documents import AnyEvent, Curves
+from app.metrics.documents import Curves, Event
 from app.record.documents import Summary
 from common.documents import plain_object
 from common.errors import UserError
@@ -27,7 +27,7 @@ NO_FIGURES = ("event", "step", "samples", "seconds", "epoch", "steps")
 class Tracker(Protocol):
     """A view of a run for another tool; only rank 0 has trackers."""
 
-    def event(self, event: AnyEvent) -> None:
+    def event(self, event: Event) -> None:
         """Show one event of metrics.jsonl."""
 
     def curves(self, curves: Curves) -> None:
@@ -62,7 +62,7 @@ class Setting(NamedTuple):
         }
 
 
-def figures(event: AnyEvent) -> dict[str, float]:
+def figures(event: Event) -> dict[str, float]:
     """Return the numbers of an event by tag, `<kind>/<key>`, or `<kind>/<key>/<key>` for nested ones.
 
     Figures that were not measured are left out.
@@ -114,7 +114,7 @@ class Trackers:
             tracker = kind.start(setting._replace(file=setting.file / kind.file))
             self._open += [] if tracker is None else [(kind, tracker)]
 
-    def event(self, event: AnyEvent) -> None:
+    def event(self, event: Event) -> None:
         """Show one event of metrics.jsonl."""
         self._call_each(lambda tracker: tracker.event(event))
 
@@ -182,11 +182,10 @@ class TensorBoard:
         for summary in hparams(setting.settings, dict.fromkeys(SUMMARY_TAGS, 0.0))[:2]:
             self._add(summary)
 
-    def event(self, event: AnyEvent) -> None:
-        # TensorBoard sorts headings alphabetically: evaluations come first, then training; checkpoints, and sums from
-        # which other figures are made, come last.
+    def event(self, event: Event) -> None:
+        # TensorBoard sorts headings alphabetically: evaluations come first, then training, and checkpoints last.
         for tag, value in figures(event).items():
-            is_quality = tag.startswith(("eval", "train")) and not tag.partition("/")[2].startswith("measured/")
+            is_quality = tag.startswith(("eval", "train"))
             self._writer.add_scalar(tag if is_quality else f"{LAST_GROUP}/{tag}", value, event.step)
 
     def curves(self, curves: Curves) -> None:

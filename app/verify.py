@@ -44,7 +44,7 @@ from app.config.kinds import ALL_ROWS, AUC, BASE_RATE, CALIBRATION, LABEL_DEVIAT
 from app.config.sharding import Plan, ShardingConfig
 from app.config.train import Compile
 from app.data.split import verify_splits
-from app.metrics.documents import AnyEvent, Curves, EvaluationEvent, TrainEvent
+from app.metrics.documents import Curves, EvaluationEvent, Event, TrainEvent
 from app.metrics.timing import StepTimer
 from app.optimizer import set_step
 from app.record.directory import RunDirectory
@@ -298,7 +298,7 @@ NOT_COMPARED = {
     file: tuple(names.split())
     for file, names in {
         METRICS: """seconds eval_seconds samples_per_second input_wait_fraction phase_seconds watts host_bytes
-        device_bytes measured checkpoint resume""",  # of events of the last two kinds the number is compared
+        device_bytes checkpoint resume""",  # of events of the last two kinds the number is compared
         SUMMARY: "throughput covers memory phase_seconds power seconds baselines no_baselines error",
         MANIFEST: """argv began results_before pipeline plan dataset.path dataset.unseen dataset.misleading
         dataset.sampling launcher's_variables keys_without_a_value""",
@@ -323,7 +323,7 @@ class Record(NamedTuple):
     directory: Path
     manifest: RunManifest
     summary: Summary | None
-    events: list[AnyEvent]
+    events: list[Event]
     curves: Curves | None
     scores: dict[str, Scores]
 

@@ -31,7 +31,7 @@ class SavedState(OpenDocument, kw_only=True):
     """state.json of a checkpoint: a run's state after `step`.
 
     samples: trained so far. step_in_epoch: steps of `epoch` that are done. measured: sums since the run began.
-    unreported: sums since the last event. skipped: steps without an update. evaluation: the newest. best: the best.
+    skipped: steps without an update. evaluation: the newest. best: the best.
     monitored: state of train.monitor. seconds: time spent, by kind. world_size: number of processes. layout: settings
     that may differ after a resumption, at the price of different rounding. dataset: its directory. fingerprint: the
     settings that a resumption must not change, by key. files: size and digest of every file except state.json and its
@@ -44,7 +44,6 @@ class SavedState(OpenDocument, kw_only=True):
     epoch: int
     step_in_epoch: int
     measured: Measured
-    unreported: Measured
     parent: Parent | None = None
     skipped: int
     evaluation: EvaluationFigures | None

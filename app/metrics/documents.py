@@ -1,13 +1,12 @@
-"""A run's figures in the form of its documents, and their sums over windows and launches.
+"""A run's figures in the form of its documents, and their sums over launches.
 
-An event of metrics.jsonl has the sums since the event before (`measured`). A checkpoint has those since the run began,
-so they cover exactly the run's own steps, even if some were trained again after a kill.
+A checkpoint has the sums since the run began, so they cover exactly the run's own steps, even if some were trained
+again after a kill.
 
 A figure that does not apply, or was not measured, is None. Needs no torch.
 """
 
 from dataclasses import dataclass, field, fields
-from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -21,8 +20,7 @@ class Measured:
     """Sums over steps that count for throughput, and energy.
 
     Attributes:
-        steps: counted steps: all except the first ones of each launch.
-        seconds: of these steps, by the clock of the process that records.
+        seconds: of all steps except the first ones of each launch, by the clock of the process that records.
         device_seconds: seconds times the devices that computed meanwhile.
         input_wait: the part of seconds that was spent waiting for batches.
         phase_steps: steps whose phases were timed.
@@ -30,7 +28,6 @@ class Measured:
         joules, energy_seconds: energy of the devices, and the seconds in which it was metered, evaluations included.
     """
 
-    steps: int = 0
     seconds: float = 0.0
     device_seconds: float = 0.0
     input_wait: float = 0.0
@@ -181,19 +178,16 @@ class StepTimeHistogram(Struct):
 
 
 class Event(OpenDocument, kw_only=True):
-    """metrics.jsonl: a line says what happened after `step`.
+    """metrics.jsonl: a line says what happened after `step`: training, an evaluation, a checkpoint, a resumption.
 
-    event: kind of the event. samples: trained so far. seconds: since the run began.
+    event: kind of the event. samples: trained so far. seconds: since the run began. Values of kinds without a type of
+    their own, and of kinds that another version writes, are further keys.
     """
 
     event: str
     step: int
     samples: int | None = None
     seconds: Number | None = None
-
-
-class OtherEvent(Event, kw_only=True):
-    """A checkpoint, a resumption, or a kind of event that another version writes; its values are further keys."""
 
 
 class TrainEvent(Event, kw_only=True):
@@ -203,7 +197,7 @@ class TrainEvent(Event, kw_only=True):
     lr: learning rate at `step`. gradient_norm: 2-norm of the dense parameters' gradients at `step`, before
     clipping; None if that step was skipped. input_wait_fraction: share of the window's time that rank 0 spent waiting
     for batches. phase_seconds: mean seconds of a step's parts, on the slowest process. watts: mean power of all devices
-    together. measured: sums since the event before. host_bytes, device_bytes: memory that rank 0 uses.
+    together. host_bytes, device_bytes: memory that rank 0 uses.
     """
 
     epoch: int | None = None
@@ -217,7 +211,6 @@ class TrainEvent(Event, kw_only=True):
     input_wait_fraction: Number | None = None
     phase_seconds: Figures | None = None
     watts: Number | None = None
-    measured: Measured | None = None
     host_bytes: int | None = None
     device_bytes: int | None = None
 
@@ -225,15 +218,14 @@ class TrainEvent(Event, kw_only=True):
 class EvaluationEvent(Event, kw_only=True):
     """An evaluation of a split (`eval`, or `eval_train` of the training split), its other metrics as further keys.
 
-    eval_samples: rows evaluated. eval_seconds: time that it took. measured: sums since the event before.
+    eval_samples: rows evaluated. eval_seconds: time that it took.
     """
 
-    AFTER_REST = ("eval_seconds", "measured")
+    AFTER_REST = ("eval_seconds",)
     eval_samples: int | None = None
     split: str | None = None
     auc: Number | None
     eval_seconds: Number | None = None
-    measured: Measured | None = None
 
     def figures(self) -> EvaluationFigures:
         """Return the evaluation in the form of a summary."""
@@ -242,10 +234,7 @@ class EvaluationEvent(Event, kw_only=True):
         )
 
 
-AnyEvent: TypeAlias = TrainEvent | EvaluationEvent | OtherEvent
-
-
-def decode_event(line: bytes) -> AnyEvent:
+def decode_event(line: bytes) -> Event:
     """Return the event of a line of metrics.jsonl.
 
     Raises ValueError: the line is no event; names the key.
@@ -254,7 +243,7 @@ def decode_event(line: bytes) -> AnyEvent:
     kind = document.get("event") if isinstance(document, dict) else None
     if kind == "train":
         return convert(document, TrainEvent)
-    return convert(document, EvaluationEvent) if kind in ("eval", "eval_train") else convert(document, OtherEvent)
+    return convert(document, EvaluationEvent) if kind in ("eval", "eval_train") else convert(document, Event)
 
 
 def monitored_value(evaluation: EvaluationFigures, monitor: Monitor) -> float | None:

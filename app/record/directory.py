@@ -31,10 +31,10 @@ from app.config.app_config import AppConfig
 from app.config.kinds import ACCURACY
 from app.config.kinds import METRICS as METRIC_ROWS
 from app.metrics.documents import (
-    AnyEvent,
     Curves,
     EvaluationEvent,
     EvaluationFigures,
+    Event,
     StepTimeHistogram,
     TrainEvent,
     decode_event,
@@ -220,7 +220,7 @@ class RunDirectory:
                 for path in self._new_directories:
                     path.rmdir()
 
-    def event(self, event: AnyEvent) -> None:
+    def event(self, event: Event) -> None:
         """Append one line to metrics.jsonl, on rank 0, without secrets."""
         if self._writes:
             # A line is written with one call, so that a kill leaves whole lines but for the last.

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from app.config.sharding import PlannedTable
 from app.metrics.documents import (
-    AnyEvent,
     Best,
     Curves,
     EarlyStop,
     EvaluationEvent,
     EvaluationFigures,
+    Event,
     Parent,
     StepTimeHistogram,
     decode_event,
@@ -231,7 +231,7 @@ def ancestors(parent: Parent | UnsetType) -> Iterator[Parent]:
         parent = read_manifest(directory).parent if is_run(directory) else UNSET
 
 
-def read_events(directory: Path) -> list[AnyEvent]:
+def read_events(directory: Path) -> list[Event]:
     """Return a run's events; leaves out a last line that a kill cut off."""
     path = directory / METRICS
     try:

@@ -10,15 +10,7 @@ from typing import Any
 from jinja2 import UndefinedError
 
 from app.config.kinds import STANDARD_ERROR
-from app.metrics.documents import (
-    AnyEvent,
-    Best,
-    Curves,
-    EvaluationEvent,
-    EvaluationFigures,
-    StepTimeHistogram,
-    TrainEvent,
-)
+from app.metrics.documents import Best, Curves, EvaluationEvent, EvaluationFigures, Event, StepTimeHistogram, TrainEvent
 from app.record.documents import (
     MANIFEST,
     UNFINISHED,
@@ -45,7 +37,7 @@ class RunFiles:
     config: dict[str, Any]
     manifest: RunManifest
     summary: Summary | None
-    events: list[AnyEvent]  # lines of metrics.jsonl
+    events: list[Event]  # lines of metrics.jsonl
     curves: Curves | None
     step_times: StepTimeHistogram | None
 

@@ -30,7 +30,7 @@ from app.checkpoint.warm_start import Source, describe_rows, load, translate_row
 from app.config.app_config import AppConfig
 from app.config.kinds import METRICS
 from app.config.train import RuntimeConfig, metrics_of
-from app.metrics.documents import EvaluationEvent, Measured, OtherEvent, Parent, monitored_value
+from app.metrics.documents import EvaluationEvent, Event, Parent, monitored_value
 from app.metrics.timing import StepTimer
 from app.record.directory import RunDirectory
 from app.record.documents import CONFIG, ancestors, read_config, read_events, read_summary
@@ -56,10 +56,7 @@ from data_prep.dataset.format import (
 )
 
 # Parts of a run's state that its checkpoint holds under the same names; arrays are beside them.
-SAVED = (
-    *("step", "epoch", "step_in_epoch", "skipped", "measured", "unreported"),
-    *("parent", "evaluation", "best", "monitored"),
-)
+SAVED = (*("step", "epoch", "step_in_epoch", "skipped", "measured"), *("parent", "evaluation", "best", "monitored"))
 
 
 def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float]) -> CheckpointState:
@@ -217,16 +214,10 @@ def adopt_evaluations(
     seconds = {**seconds, "eval": seconds.get("eval", 0.0) + eval_time, "total": seconds.get("total", 0.0) + eval_time}
     if summary is not None and summary.steps == state.step and summary.status != "failed":  # the run ended at this step
         seconds = summary.seconds or seconds
-    # The checkpoint was saved before this evaluation, so its monitor and its sums have not seen it. The event's sums
-    # include the energy that the checkpoint had already counted, but not yet reported.
+    # The checkpoint was saved before this evaluation, so its monitor has not seen it.
     if last is not None and is_newer:
         value = monitored_value(last, monitor)
         adopted["monitored"] = next_monitored(state.monitored, value, monitor, config.schedule)
-        if measured := [event.measured for event in events if event.measured]:
-            state.measured.joules += sum(part.joules for part in measured) - state.unreported.joules
-            seconds_of_energy = sum(part.energy_seconds for part in measured)
-            state.measured.energy_seconds += seconds_of_energy - state.unreported.energy_seconds
-        adopted |= {"measured": state.measured, "unreported": Measured()}
     return adopted, seconds
 
 
@@ -457,7 +448,7 @@ class Checkpointer:
         for step, seconds in self.saver.finished():
             about: Json = {"path": checkpoint_name(step), "write_seconds": seconds}
             about["stall_seconds"] = self._stalls.pop(step)
-            self._recorder.event(OtherEvent(event="checkpoint", step=step, rest=about))
+            self._recorder.event(Event(event="checkpoint", step=step, rest=about))
 
     def wait(self) -> None:
         """Wait until all is written. Raises UserError if something cannot be."""

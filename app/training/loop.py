@@ -14,7 +14,7 @@ from app.checkpoint import files
 from app.config.app_config import AppConfig
 from app.config.kinds import ACCURACY, TENSORBOARD
 from app.data.batch import Batch
-from app.metrics.documents import EvaluationFigures, Monitored, OtherEvent, monitored_value
+from app.metrics.documents import EvaluationFigures, Event, Monitored, monitored_value
 from app.metrics.timing import StepProfiler, StepTimer, step_time_histogram
 from app.optimizer import learning_rate, set_step
 from app.record.directory import RunDirectory, ignoring_full_disk
@@ -339,7 +339,7 @@ class TrainingRun:
             )
         if self._resumed:
             log.info("%s", self._resumed)
-            self.recorder.event(OtherEvent(event="resume", step=self.state.step, rest={"line": self._resumed}))
+            self.recorder.event(Event(event="resume", step=self.state.step, rest={"line": self._resumed}))
 
     @contextlib.contextmanager
     def _report_failure(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from app.config.kinds import AUC, LOGLOSS, METRICS, NE, OF_ROWS
 from app.config.sharding import Plan
 from app.config.train import TrainConfig
 from app.metrics import quality
-from app.metrics.documents import AnyEvent, EvaluationEvent, EvaluationFigures, Measured, TrainEvent
+from app.metrics.documents import EvaluationEvent, EvaluationFigures, Event, Measured, TrainEvent
 from app.metrics.timing import PHASES, EnergyMeter, StepTimer, memory_in_use, throughput
 from app.model.embeddings import TableArch
 from app.record import provenance
@@ -233,6 +233,7 @@ class Recorder:
         """began: time.perf_counter() when the command began."""
         self.directory, self.trackers = directory, Trackers()
         self.energy = EnergyMeter(session.runtime.device)
+        self._energy_of_window = Measured()  # energy since the last event
         self.seconds_before: dict[str, float] = {}  # seconds before a resumption, by kind
         self._session, self._timer, self._began, self._state = session, timer, began, RunState()
         may_end_early = session.config.train.early_stop_patience is not None
@@ -262,11 +263,13 @@ class Recorder:
         """
         lap, runtime = self.energy.lap(), self._session.runtime
         counts = runtime.device.type != "cpu" or runtime.rank % runtime.local_world_size == 0
-        energy = np.array([lap[0] if counts else 0.0, lap[1]] if lap is not None else [np.nan, np.nan])
-        energies = np.stack(runtime.gather(energy))
+        own_energy = np.array([lap[0] if counts else 0.0, lap[1]] if lap is not None else [np.nan, np.nan])
+        energies = np.stack(runtime.gather(own_energy))
         # A sum without one of the meters would be too low. Seconds are not added, since all meters run at once.
         if np.isfinite(energies).all():
-            self._state.count(Measured(joules=float(energies[:, 0].sum()), energy_seconds=float(energies[:, 1].max())))
+            energy = Measured(joules=float(energies[:, 0].sum()), energy_seconds=float(energies[:, 1].max()))
+            self._state.measured.add(energy)
+            self._energy_of_window.add(energy)
 
     def start(self, step: int) -> None:
         """Start the progress display and the energy meter; `step` steps were done before."""
@@ -278,7 +281,7 @@ class Recorder:
         seconds_by_kind = {"total": time.perf_counter() - self._began, **self._timer.seconds}
         return {kind: value + self.seconds_before.get(kind, 0.0) for kind, value in seconds_by_kind.items()}
 
-    def event(self, event: AnyEvent) -> None:
+    def event(self, event: Event) -> None:
         """Append an event, with samples and seconds so far, to metrics.jsonl and show it in the trackers."""
         event.samples, event.seconds = self._session.samples(event.step), self.seconds()["total"]
         self.directory.event(event)
@@ -288,8 +291,7 @@ class Recorder:
         """Report a window of steps; the state's step is the last of them."""
         # Energy is counted before the event is completed, so that it belongs to this window.
         self.measure_energy()
-        event.measured = measured = state.take_unreported()
-        event.watts = measured.watts
+        event.watts, self._energy_of_window = self._energy_of_window.watts, Measured()
         event.host_bytes, event.device_bytes = memory_in_use(self._session.runtime.device)
         self.event(event)
         self._progress.update(event, state.evaluation)
@@ -297,6 +299,7 @@ class Recorder:
     def evaluation(self, kind: str, step: int, result: EvaluationFigures, seconds: float | None = None) -> None:
         """Report a split's metrics, and the seconds that they took; a collective call. kind: eval or eval_train."""
         self.measure_energy()
+        self._energy_of_window = Measured()  # the next window has the energy of its steps alone
         event = EvaluationEvent(
             event=kind,
             step=step,
@@ -305,7 +308,6 @@ class Recorder:
             auc=result.auc,
             rest=result.rest,
             eval_seconds=seconds,
-            measured=self._state.take_unreported(),
         )
         self.event(event)
 

@@ -392,8 +392,8 @@ class StepWindow:
         if state.step - len(losses) >= self.first_counted_step:
             state.step_seconds.append(seconds)
             total = float(seconds.sum(dtype=np.float64))
-            state.count(Measured(len(seconds), total, total * runtime.world_size, wait))
-            state.count(timed)
+            state.measured.add(Measured(total, total * runtime.world_size, wait))
+            state.measured.add(timed)
         state.accuracies = np.concatenate([state.accuracies, accuracies])
         self._losses.append(losses)
         self._seconds.append(seconds)

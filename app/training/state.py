@@ -50,7 +50,6 @@ class RunState:
     losses: list[NDArray[np.float32]] = field(default_factory=list)  # each step's mean over the global batch, in parts
     step_seconds: list[NDArray[np.float32]] = field(default_factory=list)  # of steps after each warm-up, in parts
     measured: Measured = field(default_factory=Measured)  # over all launches
-    unreported: Measured = field(default_factory=Measured)  # the part of `measured` since the last event
     accuracies: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))  # one per unreported step
     parent: Parent | None = None  # the run whose parameters this one began with
     skipped: int = 0  # steps without an update, because their loss was not finite (train.on_nan=skip)
@@ -67,16 +66,6 @@ class RunState:
     def updates(self) -> int:
         """Return the number of steps that updated parameters; Adam and LAMB correct their moments by it."""
         return (self.parent.updates if self.parent else 0) + self.step - self.skipped
-
-    def count(self, part: Measured) -> None:
-        """Add what steps took to the totals."""
-        self.measured.add(part)
-        self.unreported.add(part)
-
-    def take_unreported(self) -> Measured:
-        """Return what was measured since the last event, and start again from nothing."""
-        part, self.unreported = self.unreported, Measured()
-        return part
 
     def all_losses(self) -> NDArray[np.float32]:
         """Return the losses of all steps, [steps] float32."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from app.config.app_config import AppConfig
 from app.config.train import samples_of, steps_per_epoch
-from app.metrics.documents import AnyEvent, Curves, EvaluationEvent, TrainEvent
+from app.metrics.documents import Curves, EvaluationEvent, Event, TrainEvent
 from app.record.documents import Summary
 from app.trackers import Setting
 from common.command import RedactingFormatter
@@ -124,7 +124,7 @@ class MLPerf:
         if not kept_lines:
             self._log_start()
 
-    def event(self, event: AnyEvent) -> None:
+    def event(self, event: Event) -> None:
         """Log an evaluation from its start, and the end of an epoch before it; with blocks, also losses."""
         keys, step, metadata = self._keys, event.step, self._metadata_at(event.step)
         if isinstance(event, TrainEvent):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from app.metrics.documents import AnyEvent, Curves
+from app.metrics.documents import Curves, Event
 from app.record.documents import Summary
 from app.trackers import Setting, figures
 from common.errors import UserError
@@ -39,7 +39,7 @@ class MLflow:
         self._client.log_batch(self._id, params=params)
         id_file.write_text(self._id, encoding="utf-8")
 
-    def event(self, event: AnyEvent) -> None:
+    def event(self, event: Event) -> None:
         """Send an event, unless its step is one that an interrupted process of this run has sent."""
         if event.step > self._last_step:
             stamp, step = time.time_ns() // 1_000_000, event.step
@@ -67,7 +67,7 @@ class WeightsAndBiases:
         )
         id_file.write_text(number, encoding="utf-8")
 
-    def event(self, event: AnyEvent) -> None:
+    def event(self, event: Event) -> None:
         """Send an event, unless it is of an earlier step: W&B takes steps in order only."""
         if event.step >= self._run.step:
             self._run.log(figures(event), step=event.step)

@@ -119,7 +119,7 @@ def test_events_are_read_as_they_are_written(run: Path) -> None:
     lines += [
         '{"event": "of another version", "step": 8, "samples": 512, "seconds": 2.5, "new": {"x": [1]}}',
         '{"event": "eval", "step": 9, "samples": 576, "seconds": 3.5, "eval_samples": 64, "split": "val", "auc": null, '
-        '"ndcg": 0.25, "method": "exact", "eval_seconds": null, "measured": null}',
+        '"ndcg": 0.25, "method": "exact", "eval_seconds": null}',
     ]
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     events = documents.read_events(run)
@@ -133,7 +133,7 @@ def test_events_are_read_as_they_are_written(run: Path) -> None:
     ("line", "reason"),
     [
         ('{"event": "train"}', "key 'step' is missing"),
-        ('{"event": "eval", "step": 1, "measured": {"phases": {"forward": "y"}}}', "measured.phases.forward' is \"y"),
+        ('{"event": "train", "step": 1, "phase_seconds": {"forward": "y"}}', "phase_seconds.forward' is \"y"),
         ('{"event": "train", "st', "Unterminated string"),
     ],
 )
