@@ -177,15 +177,13 @@ class ReplayComparison(Checkpointer):
         recorded = stage(live)
         read_tensors(path, recorded)
         differences = []
-        for before, now in zip(local_tensors(recorded), local_tensors(live), strict=True):
+        for (name, offsets, before), (_, _, now) in zip(local_tensors(recorded), local_tensors(live), strict=True):
             # NumPy lacks bfloat16, which becomes float32, value for value.
-            was, is_now = (
-                (part.float() if part.dtype is torch.bfloat16 else part).numpy() for part in (before.values, now.values)
-            )
+            was, is_now = ((part.float() if part.dtype is torch.bfloat16 else part).numpy() for part in (before, now))
             difference = bitwise_difference(was, is_now, NEAR_ZERO)
             if difference is not None:
-                index = tuple(a + b for a, b in zip(before.offsets, difference.first, strict=True))
-                differences.append((before.path, BitwiseDifference(index, difference.largest)))
+                index = tuple(a + b for a, b in zip(offsets, difference.first, strict=True))
+                differences.append((name, BitwiseDifference(index, difference.largest)))
         by_name: dict[str, BitwiseDifference] = {}
         for name, difference in chain.from_iterable(self._session.runtime.gather_objects(differences)):
             known = by_name.get(name, difference)

@@ -8,7 +8,7 @@ import re
 from dataclasses import is_dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct
@@ -26,9 +26,8 @@ Figures: TypeAlias = dict[str, Number | None]  # numbers by name; None was not m
 
 
 class OpenDocument(Struct, kw_only=True):
-    """A document that keeps keys without a field in `rest`, and writes them last, before those of AFTER_REST."""
+    """A document that keeps keys without a field in `rest`, and writes them last."""
 
-    AFTER_REST: ClassVar[tuple[str, ...]] = ()
     rest: Json = msgspec.field(default_factory=dict)
 
     def figure(self, name: str) -> float | None:
@@ -103,7 +102,6 @@ def plain_object(document: Struct) -> Json:
     values = {name: getattr(document, name) for name in document.__struct_fields__}
     if isinstance(document, OpenDocument):
         values |= values.pop(REST)
-        values |= {name: values.pop(name) for name in document.AFTER_REST}
     return {name: plain(value) for name, value in values.items() if value is not UNSET}
 
 

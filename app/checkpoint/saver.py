@@ -18,7 +18,7 @@ from dataclasses import replace
 from enum import Enum
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from app.checkpoint import files
 from app.checkpoint.files import OLD, PART, CheckpointState
 from app.runtime import environment
 from app.runtime.platform import background_thread
+from app.sharding.plan import local_shards
 from common.errors import UserError, last_line
 from common.files import FileDigest, digest_file, format_bytes
 from common.log import log
@@ -151,12 +152,8 @@ def _place_on_host(metadata: Any) -> Any:
     return metadata
 
 
-class LocalTensor(NamedTuple):
-    """A tensor or a shard: its path in the nested dicts, its offsets in the whole tensor, its values."""
-
-    path: str
-    offsets: tuple[int, ...]
-    values: Tensor
+# A tensor or a shard: its path in the nested dicts, its offsets in the whole tensor, its values.
+LocalTensor: TypeAlias = tuple[str, tuple[int, ...], Tensor]
 
 
 def whole_tensors(tensors: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -173,16 +170,13 @@ def whole_tensors(tensors: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def local_tensors(tensors: Any) -> Iterator[LocalTensor]:
     """Yield the tensors and shards that this process holds, in the order of `whole_tensors`."""
     for path, tensor in whole_tensors(tensors):
-        if isinstance(tensor, ShardedTensor):
-            for shard in tensor.local_shards():
-                yield LocalTensor(path, tuple(shard.metadata.shard_offsets), shard.tensor)
-        else:
-            yield LocalTensor(path, (0,) * tensor.dim(), tensor)
+        for offsets, values in local_shards(tensor):
+            yield path, offsets, values
 
 
 def num_bytes(tensors: Any) -> int:
     """Return the bytes of this process's own tensors and shards, which a staged copy takes."""
-    return sum(local.values.numel() * local.values.element_size() for local in local_tensors(tensors))
+    return sum(values.numel() * values.element_size() for _, _, values in local_tensors(tensors))
 
 
 def stored_bytes(tensors: Any) -> int:

@@ -16,15 +16,7 @@ from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
-from app.checkpoint.saver import (
-    LocalTensor,
-    SafeReader,
-    local_tensors,
-    read_tensors,
-    set_tensors,
-    tensors_of,
-    whole_tensors,
-)
+from app.checkpoint.saver import SafeReader, local_tensors, read_tensors, set_tensors, tensors_of, whole_tensors
 from app.model.embeddings import Embedding
 from common.errors import UserError
 from data_prep.dataset.format import Manifest, open_shard
@@ -165,28 +157,30 @@ def load(
     read_tensors(source.checkpoint, equal)
     for name, rows_before in translated.items():
         for offsets, values in reader.map_shards(name):
-            for local in local_tensors(tensors):
-                if local.path == name:
-                    _take_rows(local, offsets, values, rows_before)
+            for path, own_offsets, own in local_tensors(tensors):
+                if path == name:
+                    _take_rows(own_offsets, own, offsets, values, rows_before)
     set_tensors(model, optimizer, tensors)
 
 
-def _take_rows(local: LocalTensor, offsets: tuple[int, ...], values: Tensor, rows: NDArray[np.int64]) -> None:
-    """Copy rows to this process's shard from a stored shard of the other run that begins at `offsets`.
+def _take_rows(
+    own_offsets: tuple[int, ...], own: Tensor, offsets: tuple[int, ...], values: Tensor, rows: NDArray[np.int64]
+) -> None:
+    """Copy rows to this process's shard from a stored shard of the other run, which begin at their offsets.
 
     rows: the other run's row of each row of the whole table.
     """
     columns, stored_columns = slice(None), slice(None)
     if values.dim() == 2:  # shards by columns overlap in some
-        first = max(local.offsets[1], offsets[1])
-        end = min(local.offsets[1] + local.values.shape[1], offsets[1] + values.shape[1])
+        first = max(own_offsets[1], offsets[1])
+        end = min(own_offsets[1] + own.shape[1], offsets[1] + values.shape[1])
         if first >= end:
             return
-        columns, stored_columns = (slice(first - start, end - start) for start in (local.offsets[1], offsets[1]))
-    for begin in range(0, len(local.values), BLOCK_ROWS):
-        block = local.values[begin : begin + BLOCK_ROWS]
+        columns, stored_columns = (slice(first - start, end - start) for start in (own_offsets[1], offsets[1]))
+    for begin in range(0, len(own), BLOCK_ROWS):
+        block = own[begin : begin + BLOCK_ROWS]
         # Counted within the stored shard, so that NEW and rows of other shards lie outside it.
-        stored_rows = rows[local.offsets[0] + begin :][: len(block)] - offsets[0]
+        stored_rows = rows[own_offsets[0] + begin :][: len(block)] - offsets[0]
         taken = np.flatnonzero((stored_rows >= 0) & (stored_rows < len(values)))
         read = values[torch.from_numpy(stored_rows[taken])]
         if values.dim() == 2:

@@ -221,7 +221,6 @@ class EvaluationEvent(Event, kw_only=True):
     eval_samples: rows evaluated. eval_seconds: time that it took.
     """
 
-    AFTER_REST = ("eval_seconds",)
     eval_samples: int | None = None
     split: str | None = None
     auc: Number | None

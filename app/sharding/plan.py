@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -261,23 +261,14 @@ class _ReplicateAmongMany(DefaultDataParallelWrapper):
             dmp._dmp_wrapped_module = dmp._dmp_wrapped_module.to(device)
 
 
-class TableShard(NamedTuple):
-    """A part of a table on this process: its first row and column, and its values in place."""
-
-    row: int
-    column: int
-    values: Tensor
-
-
 def fill_tables(model: DistributedModelParallel, rows: Callable[[str, int, int], NDArray[np.float32]]) -> None:
     """Overwrite each table in place; `rows(table, start, stop)` returns values [stop - start, d]."""
     with torch.no_grad():
         for table, weight in table_weights(model):
-            for shard in local_shards(weight):
-                height, width = shard.values.shape
+            for (row, column), values in local_shards(weight):
+                height, width = values.shape
                 # Whole rows are drawn even for a shard of columns, so values do not depend on the sharding.
-                values = torch.from_numpy(rows(table, shard.row, shard.row + height))
-                shard.values.copy_(values[:, shard.column : shard.column + width])
+                values.copy_(torch.from_numpy(rows(table, row, row + height))[:, column : column + width])
 
 
 def table_weights(model: DistributedModelParallel) -> Iterator[tuple[str, Tensor]]:
@@ -287,14 +278,14 @@ def table_weights(model: DistributedModelParallel) -> Iterator[tuple[str, Tensor
         yield table.name, weights[table.name]
 
 
-def local_shards(weight: Tensor) -> list[TableShard]:
-    """Return this process's parts of a weight; one that is not sharded is a single part."""
-    if not isinstance(weight, ShardedTensor):
-        return [TableShard(0, 0, weight)]
-    return [
-        TableShard(shard.metadata.shard_offsets[0], shard.metadata.shard_offsets[1], shard.tensor)
-        for shard in weight.local_shards()
-    ]
+def local_shards(tensor: Tensor) -> list[tuple[tuple[int, ...], Tensor]]:
+    """Return this process's parts of a tensor: their offsets in it, and their values in place.
+
+    A tensor that is not sharded is a single part.
+    """
+    if not isinstance(tensor, ShardedTensor):
+        return [((0,) * tensor.dim(), tensor)]
+    return [(tuple(shard.metadata.shard_offsets), shard.tensor) for shard in tensor.local_shards()]
 
 
 def table_blocks(weight: Tensor) -> Iterator[Tensor]:
@@ -317,7 +308,7 @@ def _rows_on_rank_0(weight: Tensor, start: int, stop: int) -> Tensor | None:
     if not isinstance(weight, ShardedTensor):
         return weight.detach()[start:stop].cpu().float() if rank == 0 else None
     block = torch.empty((stop - start, weight.size(1)), dtype=weight.dtype) if rank == 0 else None
-    local = {(shard.row, shard.column): shard.values for shard in local_shards(weight)}
+    local = dict(local_shards(weight))
     # All processes go through the shards in one order, so that each send meets its receive.
     for shard in weight.metadata().shards_metadata:
         row, column = shard.shard_offsets

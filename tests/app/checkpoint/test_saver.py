@@ -45,7 +45,7 @@ def tensors(this: session.Session) -> dict[str, Any]:
 
 
 def values(nest: Any) -> list[np.ndarray]:
-    return [local.values.numpy().copy() for local in local_tensors(nest)]
+    return [part.numpy().copy() for _, _, part in local_tensors(nest)]
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
@@ -53,8 +53,8 @@ def test_it_holds_what_was_there_when_the_save_began(asynchronous: bool, this: s
     saver = Saver(tmp_path, keep=2, asynchronous=asynchronous, local_world_size=1)
     before = values(tensors(this))
     save(saver, this, 3)
-    for local in local_tensors(tensors(this)):
-        local.values.detach().add_(1)  # training continues
+    for _, _, part in local_tensors(tensors(this)):
+        part.detach().add_(1)  # training continues
     saver.wait()
     assert [step for step, _ in saver.finished()] == [3]
     files.verify(tmp_path / "step_00000003")
@@ -96,9 +96,9 @@ def test_what_is_not_finite_is_not_saved(runtime: Runtime, dataset: Path, tmp_pa
     this = built(runtime, dataset)
     saver = Saver(tmp_path, keep=2, asynchronous=True, local_world_size=1)
     save(saver, this, 1)
-    for local in local_tensors(tensors(this)):
-        if "t_cat_2.weight" in local.path:
-            local.values[17, 3] = float("nan")
+    for path, _, part in local_tensors(tensors(this)):
+        if "t_cat_2.weight" in path:
+            part[17, 3] = float("nan")
     save(saver, this, 2)
     refused(r"step 2: model\..*t_cat_2.weight is not finite; lower .*; not saved", saver.wait)
     assert [path.name for path in files.whole_checkpoints(tmp_path)] == ["step_00000001"]

@@ -68,7 +68,7 @@ def test_half_precision_tables_are_trained_as_fp16(runtime: Runtime) -> None:
     schema = {"label": "label", "dense": ["int_0"], "sparse": list(FEATURES), "ragged": list(FEATURES)}
     manifest = Manifest(schema, {}, FEATURES, {}, [], 0, 0.0, "test")
     this = session.build(config, runtime, Path("half"), manifest)
-    weights = {name: local_shards(weight)[0].values for name, weight in table_weights(this.model)}
+    weights = {name: local_shards(weight)[0][1] for name, weight in table_weights(this.model)}
     before = {name: weight.clone() for name, weight in weights.items()}
     assert all(weight.dtype is torch.float16 for weight in weights.values())
     first = initial_rows(0, this.model.module.sparse_arch.tables[0], 0, 50)
