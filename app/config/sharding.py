@@ -46,23 +46,7 @@ class QCommConfig:
 
 @dataclass(frozen=True)
 class TableShardingConfig:
-    """Exceptions for one table; null: the value for all tables."""
-
-    decides_bits: ClassVar[bool] = False
-
-    types: Any = key(None, "as sharding.types")
-    kernels: Any = key(None, "as sharding.kernels")
-    min_partition: int | None = key(None, "as sharding.min_partition", at_least=4)
-    cache_load_factor: float | None = key(None, "as sharding.cache_load_factor", within="(0, 1)")
-
-
-@dataclass(frozen=True)
-class ShardingConfig:
-    """Distribution of tables over processes.
-
-    One type and one kernel for a table is binding. If there is a choice (`auto`, or a list), TorchRec's planner makes
-    it for the `topology`.
-    """
+    """Distribution of one table; null: the value for all tables."""
 
     # The plan decides no bits either: a resumption on another agrees within rounding.
     decides_bits: ClassVar[bool] = False
@@ -79,6 +63,16 @@ class ShardingConfig:
     cache_load_factor: float | None = key(
         None, "fused_uvm_caching: share of a table's rows in the cache; null: FBGEMM's 0.2", within="(0, 1)"
     )
+
+
+@dataclass(frozen=True)
+class ShardingConfig(TableShardingConfig):
+    """Distribution of tables over processes.
+
+    One type and one kernel for a table is binding. If there is a choice (`auto`, or a list), TorchRec's planner makes
+    it for the `topology`.
+    """
+
     tables: dict[str, Any] = key({}, "keys of TableShardingConfig by a table's or feature's name")
     qcomm: QCommConfig = field(default_factory=QCommConfig)
     plan: str | None = key(None, "a file written by `python -m app.plan plan.out=FILE`, in place of the keys above")

@@ -66,6 +66,7 @@ class TrainConfig:
         "steps between evaluations; null: only at the end; 0: 0.3 of an epoch, unless eval_every_fraction is given",
         at_least=0,
         is_common=True,
+        only_with={"eval_every_fraction": None},
     )
     eval_every_fraction: float | None = key(
         None,
@@ -131,12 +132,7 @@ class TrainConfig:
         return -(-self.global_batch_size // (self.micro_batch or 1))
 
     def faults(self) -> Iterator[str]:
-        batch, share = self.global_batch_size, self.eval_every_fraction
-        if self.eval_every_steps and share is not None:
-            yield (
-                f"train.eval_every_steps={self.eval_every_steps}: has no effect with "
-                f"train.eval_every_fraction={share}; set one of them to null"
-            )
+        batch = self.global_batch_size
         if self.max_samples is not None and self.max_steps != 0 and self.max_samples < batch:
             yield f"train.max_samples={self.max_samples}: not one batch of train.global_batch_size={batch}"
         if self.deterministic not in (False, True, LAYOUT):

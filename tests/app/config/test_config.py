@@ -132,8 +132,8 @@ REMEDIES = {
     "eps": (BOTH, r"(optimizer\.eps)=null: .* needs one, such as (\S+)", f"{BOTH} {{0}}={{1}}"),
     "both intervals": (
         f"{TENTH} train.eval_every_steps=9",
-        r"set one of them to (null)",
-        f"{TENTH} train.eval_every_steps={{0}}",
+        r"or use (train\.eval_every_fraction=null)",
+        f"{TENTH} train.eval_every_steps=9 {{0}}",
     ),
 }
 
