@@ -29,7 +29,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -85,22 +85,19 @@ NEAR_ZERO = 1.0  # differences of parameters are relative to their size, but at 
 TABLES = ".embedding_bags."  # part of the names of tables' tensors
 
 
-class BitwiseDifference(NamedTuple):
-    """The index of the first element (row-major) whose bits differ, and the largest difference over max(floor, |x|)."""
-
-    first: tuple[int, ...]
-    largest: float
+# Of arrays that differ: the index of the first element (row-major) whose bits do, and the largest difference.
+BitwiseDifference: TypeAlias = tuple[tuple[int, ...], float]
 
 
 def bitwise_difference(
     recorded: NDArray[np.generic], replayed: NDArray[np.generic], floor: float
 ) -> BitwiseDifference | None:
-    """Return where arrays differ and by how much, relative to at least `floor`; None if all bits are equal.
+    """Return where arrays differ and by how much, over max(floor, |recorded|); None if all bits are equal.
 
     A NaN equals the same NaN and is infinitely far from everything else, as are arrays of different shapes.
     """
     if recorded.shape != replayed.shape:
-        return BitwiseDifference((0,) * recorded.ndim, float("inf"))
+        return (0,) * recorded.ndim, float("inf")
     # Bits are compared as integers: as floats, NaN differs from itself and -0 equals 0.
     kind = f"u{recorded.dtype.itemsize}"
     places = np.flatnonzero(np.ascontiguousarray(recorded).view(kind) != np.ascontiguousarray(replayed).view(kind))
@@ -112,7 +109,7 @@ def bitwise_difference(
         relative = np.abs(before - now) / np.maximum(floor, np.abs(before))
     largest = float("inf") if np.isnan(relative).any() else float(relative.max())
     first = tuple(int(index) for index in np.unravel_index(places[0], recorded.shape))
-    return BitwiseDifference(first, largest)
+    return first, largest
 
 
 class ReplayDirectory(RunDirectory):
@@ -180,34 +177,16 @@ class ReplayComparison(Checkpointer):
         for (name, offsets, before), (_, _, now) in zip(local_tensors(recorded), local_tensors(live), strict=True):
             # NumPy lacks bfloat16, which becomes float32, value for value.
             was, is_now = ((part.float() if part.dtype is torch.bfloat16 else part).numpy() for part in (before, now))
-            difference = bitwise_difference(was, is_now, NEAR_ZERO)
-            if difference is not None:
-                index = tuple(a + b for a, b in zip(offsets, difference.first, strict=True))
-                differences.append((name, BitwiseDifference(index, difference.largest)))
+            if (difference := bitwise_difference(was, is_now, NEAR_ZERO)) is not None:
+                first, largest = difference
+                differences.append((name, tuple(a + b for a, b in zip(offsets, first, strict=True)), largest))
         by_name: dict[str, BitwiseDifference] = {}
-        for name, difference in chain.from_iterable(self._session.runtime.gather_objects(differences)):
-            known = by_name.get(name, difference)
-            first, largest = min(known.first, difference.first), max(known.largest, difference.largest)
-            by_name[name] = BitwiseDifference(first, largest)
+        for name, first, largest in chain.from_iterable(self._session.runtime.gather_objects(differences)):
+            known = by_name.get(name, (first, largest))
+            by_name[name] = min(known[0], first), max(known[1], largest)
         # The model's tensors come before the optimizer's, tables before dense ones.
         names = sorted(by_name, key=lambda name: (not name.startswith("model."), TABLES not in name, name))
         return {_shorten_name(name): by_name[name] for name in names}
-
-    def report(self, losses: BitwiseDifference | None) -> Json:
-        """Return entries for the JSON: losses, with steps from 1, and tensors of the first checkpoint that differs.
-
-        largest_difference is over the losses and the tensors of all checkpoints; 0 if all bits are equal.
-        """
-        sizes = [difference.largest for tensors in self.tensors.values() for difference in tensors.values()]
-        differing = {step: tensors for step, tensors in self.tensors.items() if tensors}
-        first = min(differing, default=None)
-        tensors = {} if first is None else differing[first]
-        return {
-            "losses": losses and {"first_step": losses.first[0] + 1, "largest": losses.largest},
-            "tensors_at_step": first,
-            "tensors": {name: {"first_element": index, "largest": size} for name, (index, size) in tensors.items()},
-            "largest_difference": max([0.0, losses.largest if losses else 0.0, *sizes]),
-        }
 
 
 def _shorten_name(name: str) -> str:
@@ -335,14 +314,14 @@ class Record(NamedTuple):
         return [event.step for event in self.events if event.event == "eval" and event.step <= steps]
 
 
-class Difference(NamedTuple):
-    """A figure that differs: its place, its name and both values; size is infinite if rounding cannot explain it."""
+# A figure that differs: its place (`where`), its name (`figure`), both values (`recorded`, `replayed`) and the
+# difference's `size`, infinite if rounding cannot explain it.
+Difference: TypeAlias = dict[str, Any]
 
-    where: str
-    figure: str
-    recorded: object
-    replayed: object
-    size: float
+
+def difference_of(where: str, figure: str, recorded: object, replayed: object, size: float) -> Difference:
+    """Return a difference by the names of its parts."""
+    return {"where": where, "figure": figure, "recorded": recorded, "replayed": replayed, "size": size}
 
 
 def read_record(directory: Path) -> Record:
@@ -366,15 +345,13 @@ def is_compared(file: str, name: str) -> bool:
     return not any(name == excluded or name.startswith(f"{excluded}.") for excluded in NOT_COMPARED.get(file, ()))
 
 
-def compare_records(
-    record: Record, replay: Record, config: AppConfig, kept_split: str | None
-) -> tuple[list[Difference], int, dict[str, bool], list[str]]:
+def compare_records(record: Record, replay: Record, config: AppConfig, kept_split: str | None) -> dict[str, Any]:
     """Compare what a run recorded of the steps that its replay trained with what the replay recorded.
 
     replay: its summary ends as an undisturbed run of that many steps does. config: the run's own. kept_split: the split
-    whose scores a run that came to its end has kept; None: none. Return the differences, the number of compared
-    figures, whether each digest of the summary equals the replay's, and the files that were not compared, each with the
-    reason.
+    whose scores a run that came to its end has kept; None: none. Return entries for the JSON: the differences, the
+    number of compared figures, the names and files that were not compared, the latter with the reason, the difference
+    of each of AUC, logloss and RMSE that the run has, and whether each digest of the summary equals the replay's.
     """
     differences: list[Difference] = []
     compared, summary = 0, record.summary
@@ -395,7 +372,7 @@ def compare_records(
             curves = {} if record.curves is None else plain_object(record.curves)
             # One changed score shifts all points after it.
             first = next(filter(None, _compare(CURVES, curves, plain_object(replay.curves), math.inf)), None)
-            differences += [] if first is None else [first._replace(size=math.inf)]
+            differences += [] if first is None else [first | {"size": math.inf}]
     same_digests: dict[str, bool] = {}
     if summary is None or summary.status == "failed":
         lacking.append(f"{SUMMARY} ({'there is none' if summary is None else 'the run failed'})")
@@ -405,11 +382,21 @@ def compare_records(
     for split in record.scores.keys() & replay.scores.keys():
         logits = record.scores[split].logits, replay.scores[split].logits
         if (difference := bitwise_difference(*logits, NEAR_ZERO)) is not None:
-            row, (before, now) = f"logits.{difference.first[0]}", (float(each[difference.first]) for each in logits)
-            differences.append(Difference(f"{SCORES}/{split}", row, before, now, difference.largest))
+            (first_row,), largest = difference
+            before, now = (float(each[first_row]) for each in logits)
+            differences.append(difference_of(f"{SCORES}/{split}", f"logits.{first_row}", before, now, largest))
     if summary is not None and summary.status in DONE and kept_split and kept_split not in record.scores:
-        differences.append(Difference(SCORES, kept_split, MISSING, "kept by eval.keep_scores", math.inf))
-    return differences, compared, same_digests, lacking
+        differences.append(difference_of(SCORES, kept_split, MISSING, "kept by eval.keep_scores", math.inf))
+    differing = {each["figure"]: each["size"] for each in differences if each["where"] == SUMMARY}
+    judged = [key for key in (LOGLOSS, AUC, RMSE) if summary is not None and summary.eval.figure(key) is not None]
+    return {
+        "figures": differences,
+        "figures_compared": compared,
+        "not_compared": {file: list(names) for file, names in NOT_COMPARED.items()},
+        "lacking": lacking,
+        "evaluation": {key: differing.get(f"eval.{key}", 0.0) for key in judged},
+        "same_digests": same_digests,
+    }
 
 
 def _compare(where: str, before: Json, now: Json, samples: float) -> Iterator[Difference | None]:
@@ -419,14 +406,14 @@ def _compare(where: str, before: Json, now: Json, samples: float) -> Iterator[Di
     """
     if not before or not now:
         faults = ("recorded", NOT_REPLAYED) if before else (MISSING, "replayed")
-        yield from [Difference(where, "all", *faults, math.inf)] if before or now else []
+        yield from [difference_of(where, "all", *faults, math.inf)] if before or now else []
         return
     recorded, replayed = _flatten(before), _flatten(now)
     for name in {**recorded, **replayed}:
         if name.partition(".")[0] not in DIGESTS and is_compared(where.partition(",")[0], name):
             values = recorded.get(name, MISSING), replayed.get(name, NOT_REPLAYED)
             size = _difference(name.rpartition(".")[2], *values, samples)
-            yield None if size is None else Difference(where, name, *values, size)
+            yield None if size is None else difference_of(where, name, *values, size)
 
 
 def _record_pairs(
@@ -643,9 +630,9 @@ def _replay(
         "run": str(Path(config.bundle or directory)),
         "steps": steps,
         "compared_at": sorted(checkpoints),
-        **run.checkpointer.report(losses),
+        **_report_bits(losses, run.checkpointer.tensors),
+        **compare_records(record, replay, trained, split if keeps else None),
     }
-    report = _add_comparison(record, compare_records(record, replay, trained, split if keeps else None), report)
     return _report(report, *changes(launches, replay.manifest, any_layout), config.tolerance)
 
 
@@ -671,32 +658,19 @@ def _replay_config(
     return replace(config, sharding=ShardingConfig(plan=str(path), qcomm=config.sharding.qcomm))
 
 
-def _add_comparison(
-    record: Record, comparison: tuple[list[Difference], int, dict[str, bool], list[str]], report: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the report on checkpoints with the comparison of the run's and the replay's records added.
+def _report_bits(losses: BitwiseDifference | None, tensors: dict[int, dict[str, BitwiseDifference]]) -> dict[str, Any]:
+    """Return entries for the JSON: losses, with steps from 1, and tensors of the first checkpoint that differs.
 
-    In it, `evaluation` has the difference of each of AUC, logloss and RMSE that the run has; 0 if it is equal.
+    largest_difference is over the losses and the tensors of all checkpoints; 0 if all bits are equal.
     """
-    differences, compared, same_digests, lacking = comparison
-    windows = [window for window in differences if window.where.startswith(METRICS) and window.figure == "loss"]
-    # Without checkpoints the losses of single steps are not known, so those of the log's windows stand for them.
-    if report["losses"] is None and windows:
-        # `where` ends with the window's step.
-        first_step = min(int(window.where.rsplit(" ", 1)[1]) for window in windows)
-        report["losses"] = {"first_step": first_step, "largest": max(window.size for window in windows)}
-    differing = {figure.figure: figure.size for figure in differences if figure.where == SUMMARY}
-    evaluation = record.summary.eval if record.summary is not None else None
-    judged = [key for key in (LOGLOSS, AUC, RMSE) if evaluation is not None and evaluation.figure(key) is not None]
+    first = min((step for step, differing in tensors.items() if differing), default=None)
+    differing = {} if first is None else tensors[first]
+    sizes = [size for of_step in tensors.values() for _, size in of_step.values()]
     return {
-        **report,
-        "figures": [figure._asdict() for figure in differences],
-        "figures_compared": compared,
-        "not_compared": {file: list(names) for file, names in NOT_COMPARED.items()},
-        "lacking": lacking,
-        "evaluation": {key: differing.get(f"eval.{key}", 0.0) for key in judged},
-        "same_digests": same_digests,
-        "largest_difference": max([report["largest_difference"], *(figure.size for figure in differences)]),
+        "losses": losses and {"first_step": losses[0][0] + 1, "largest": losses[1]},
+        "tensors_at_step": first,
+        "tensors": {name: {"first_element": index, "largest": size} for name, (index, size) in differing.items()},
+        "largest_difference": max([0.0, losses[1] if losses else 0.0, *sizes]),
     }
 
 
@@ -705,7 +679,15 @@ def _report(report: dict[str, Any], conditions: list[str], until: int | None, to
 
     until: the step up to which bits can be equal; None: to the end.
     """
-    losses, figures = report["losses"], report["figures"]
+    figures = report["figures"]
+    windows = [window for window in figures if window["where"].startswith(METRICS) and window["figure"] == "loss"]
+    # Without checkpoints the losses of single steps are not known, so those of the log's windows stand for them.
+    if report["losses"] is None and windows:
+        # `where` ends with the window's step.
+        first_step = min(int(window["where"].rsplit(" ", 1)[1]) for window in windows)
+        report["losses"] = {"first_step": first_step, "largest": max(window["size"] for window in windows)}
+    report["largest_difference"] = max([report["largest_difference"], *(each["size"] for each in figures)])
+    losses = report["losses"]
     same_digests, same_bits = all(report["same_digests"].values()), not (losses or report["tensors"])
     same = same_bits and same_digests and not figures
     # If bits are equal, or should be, rounding cannot explain a digest that differs.

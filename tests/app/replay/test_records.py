@@ -275,11 +275,11 @@ def faults(run: Path, replay: Replay) -> list[str]:
     """Differences that verify finds in a record, compared with this replay."""
     try:
         record = verify.read_record(run)
-        differences, _, same_digests, _ = compare_records(record, *replay)
+        compared = compare_records(record, *replay)
     except UserError as error:
         return [str(error)]
-    digests = [f"digest of {name}" for name, same in same_digests.items() if not same]
-    return [*map(str, differences), *digests, *changes(launches_of(record.manifest), replay[0].manifest)[0]]
+    digests = [f"digest of {name}" for name, same in compared["same_digests"].items() if not same]
+    return [*map(str, compared["figures"]), *digests, *changes(launches_of(record.manifest), replay[0].manifest)[0]]
 
 
 def is_listed(alteration: Alteration) -> bool:
