@@ -22,6 +22,7 @@ def register(core: Core) -> None:
             schema="extensions.baselines.fit:BaselinesConfig",
             config="schema",
             config_dir=Path(__file__).parent,
+            leave="app.runtime.environment:leave",  # without a thread that still fits
         ),
         AfterTraining(
             later("extensions.baselines.command:require_possible"),

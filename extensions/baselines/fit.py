@@ -4,7 +4,8 @@ scikit-learn takes seconds to import, so only the process that fits does so.
 """
 
 import importlib.util
-import multiprocessing
+import queue
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,6 @@ from msgspec import field as document_field
 from numpy.typing import NDArray
 
 from app.config.commands import DatasetConfig
-from common import signals
 from common.documents import Number, OpenDocument
 from common.errors import UserError
 from common.keys import MISSING, key
@@ -221,34 +221,26 @@ def fit_baselines(
 
 
 def _fit_in_time(seconds: float, train: Rows, others: Rows, names: Sequence[str]) -> Iterator[Fitted]:
-    """Yield what a separate process fits in the given time, since libraries cannot be interrupted safely."""
-    context = multiprocessing.get_context("spawn")  # a fork would lack the libraries' threads
-    reader, writer = context.Pipe(duplex=False)
-    process = context.Process(target=_fit_and_send, args=(writer, train, others, names), daemon=True)
+    """Yield what a thread fits in the given time; it goes on afterwards, as libraries cannot be interrupted safely."""
+    results: queue.Queue[Fitted | Exception | None] = queue.Queue()
+
+    def fit() -> None:
+        try:
+            for fitted in _fit_each(train, others, names):
+                results.put(fitted)
+            results.put(None)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is raised below
+            results.put(error)
+
     until = time.monotonic() + seconds
-    process.start()
-    # With this end open, the reader would not notice that the process has ended.
-    writer.close()
+    threading.Thread(target=fit, daemon=True).start()
     try:
-        while reader.poll(max(0.0, until - time.monotonic())):
-            yield reader.recv()
-    except EOFError:
-        process.join()
-        if process.exitcode:
-            raise RuntimeError(f"fitting ended with exit status {process.exitcode}") from None
-    else:
+        while (result := results.get(timeout=max(0.0, until - time.monotonic()))) is not None:
+            if isinstance(result, Exception):
+                raise result
+            yield result
+    except queue.Empty:
         log.warning("baselines: stopped after %g s; give more seconds", seconds)
-    finally:
-        process.kill()
-        process.join()
-
-
-def _fit_and_send(writer: Any, train: Rows, others: Rows, names: Sequence[str]) -> None:
-    """Send each baseline through a pipe once it is fitted; ends with the parent process."""
-    # A killed parent would leave a process behind that goes on fitting.
-    signals.end_with_parent()
-    for fitted in _fit_each(train, others, names):
-        writer.send(fitted)
 
 
 def _fit_each(train: Rows, others: Rows, names: Sequence[str]) -> Iterator[Fitted]:
