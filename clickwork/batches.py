@@ -1,7 +1,6 @@
 """A split's batches for torch, in the order of training."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torchrec import KeyedJaggedTensor
 
 from app.config.app_config import AppConfig
-from app.data.split import TRAIN, SplitReader
-from app.record.documents import read_config
-from common.compose import convert
-from common.errors import UserError
+from app.data.split import SplitReader
 from data_prep.dataset.format import Manifest
 
 Item = tuple[Any, ...]  # dense, ids, labels, and weights if the dataset has them
@@ -34,39 +30,6 @@ class TorchBatches(IterableDataset[Item]):
         # Shared, because persistent workers of a DataLoader keep the dataset that they were started with.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self._batches_of_epoch = self._reader().num_batches(config.train.global_batch_size)
-
-    @classmethod
-    def from_keywords(
-        cls,
-        path: Path,
-        manifest: Manifest,
-        split: str,
-        run: str | Path | None,
-        given: Mapping[str, Any],
-        rank: int,
-        world_size: int,
-    ) -> "TorchBatches":
-        """Make the batches of `Dataset.torch`, whose arguments these are.
-
-        given: the keywords seed, shuffle, drop_last and batch_size, all four; None is not given.
-        """
-        if run is None and given["batch_size"] is None:
-            raise UserError("batch_size: give it, or run=RUN, whose batches are then read")
-        config = AppConfig() if run is None else convert(AppConfig, read_config(Path(run)))
-        values: dict[str, Any] = {} if split == TRAIN else {"shuffle": False, "drop_last": False}
-        values |= {name: value for name, value in given.items() if value is not None}
-        data = replace(config.data, shuffle=values.pop("shuffle", config.data.shuffle))
-        values["global_batch_size"] = values.pop("batch_size", config.train.global_batch_size)
-        train = replace(config.train, **values)
-        if train.global_batch_size < 1:
-            raise UserError(f"batch_size={train.global_batch_size}: must be at least 1")
-        # Every process has a row of each batch; parts need not be equal.
-        if not 0 <= rank < world_size <= train.global_batch_size:
-            raise UserError(
-                f"rank={rank}, world_size={world_size}: rank must be below world_size, and that at most "
-                f"batch_size={train.global_batch_size}"
-            )
-        return cls(path, manifest, split, replace(config, train=train, data=data), rank, world_size)
 
     def __repr__(self) -> str:
         size, epoch = self._config.train.global_batch_size, int(self._epoch)

@@ -147,11 +147,35 @@ class Dataset:
         Raises:
             Error: there is no such split or run, or a key does not fit.
         """
+        from dataclasses import replace
+
+        from app.config.app_config import AppConfig
+        from app.record.documents import read_config
         from clickwork.batches import TorchBatches
+        from common.compose import convert
 
         self._require_split(split)
-        given = {"seed": seed, "shuffle": shuffle, "drop_last": drop_last, "batch_size": batch_size}
-        return TorchBatches.from_keywords(self.path, self._manifest, split, run, given, rank, world_size)
+        if run is None and batch_size is None:
+            raise UserError("batch_size: give it, or run=RUN, whose batches are then read")
+        config = AppConfig() if run is None else convert(AppConfig, read_config(Path(run)))
+        is_train = split == "train"
+        data = replace(config.data, shuffle=is_train and config.data.shuffle if shuffle is None else shuffle)
+        train = replace(
+            config.train,
+            global_batch_size=config.train.global_batch_size if batch_size is None else batch_size,
+            seed=config.train.seed if seed is None else seed,
+            drop_last=is_train and config.train.drop_last if drop_last is None else drop_last,
+        )
+        if train.global_batch_size < 1:
+            raise UserError(f"batch_size={train.global_batch_size}: must be at least 1")
+        # Every process has a row of each batch; parts need not be equal.
+        if not 0 <= rank < world_size <= train.global_batch_size:
+            raise UserError(
+                f"rank={rank}, world_size={world_size}: rank must be below world_size, and that at most "
+                f"batch_size={train.global_batch_size}"
+            )
+        config = replace(config, train=train, data=data)
+        return TorchBatches(self.path, self._manifest, split, config, rank, world_size)
 
     def _batches(self, split: str, batch_size: int) -> Iterator[Rows]:
         """Yield what `batches` returns; a generator of its own, so that `batches` refuses arguments when called."""
