@@ -30,6 +30,7 @@ from msgspec import convert as read_as
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from common.documents import plain
 from common.errors import UserError
 from common.extensions import directories_of_values
 from common.keys import (
@@ -44,7 +45,6 @@ from common.keys import (
     nest,
     ready_made_groups,
     shown,
-    to_plain,
 )
 
 KEY = re.compile(r"[A-Za-z_][\w./@:-]*")
@@ -344,7 +344,7 @@ def _compose_values(
 @functools.lru_cache(maxsize=64)
 def _compose_groups(schema: type, config_dir: Path, name: str, selections: tuple[str, ...]) -> Any:
     """Compose the choices of groups by Hydra, once per process, as that takes most of the time."""
-    ConfigStore.instance().store(name=SCHEMA, node=to_plain(schema()))
+    ConfigStore.instance().store(name=SCHEMA, node=plain(schema()))
     # Hydra keeps its state in a singleton, which the previous composition has left behind.
     GlobalHydra.instance().clear()
     directories = directories_of_values(config_dir)

@@ -5,7 +5,8 @@ A document is a msgspec Struct. One that later versions may extend is an `OpenDo
 
 import json
 import re
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
+from enum import Enum
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -87,14 +88,16 @@ def encode(document: object, indent: int | None = None) -> str:
 
 
 def plain(document: object) -> Any:
-    """Convert a document, or a list or dictionary with documents in it, to values that json.dumps takes."""
+    """Convert a document, a dataclass, or a list or dictionary with them in it, to values that json.dumps takes."""
     if isinstance(document, Struct):
         return plain_object(document)
+    if is_dataclass(document):
+        return {field.name: plain(getattr(document, field.name)) for field in fields(document)}
     if isinstance(document, dict):
         return {key: plain(value) for key, value in document.items()}
     if isinstance(document, (list, tuple)):
         return [plain(value) for value in document]
-    return msgspec.to_builtins(document) if is_dataclass(document) else document
+    return document.name if isinstance(document, Enum) else document
 
 
 def plain_object(document: Struct) -> Json:

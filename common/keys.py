@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common.command import redact
+from common.documents import plain
 from common.errors import UserError
 from common.extensions import directories_of_values
 
@@ -224,13 +225,13 @@ def shown(value: Any) -> str:
 
 
 def values_that_decide_bits(config: Any) -> dict[str, Any]:
-    """Return the keys that decide a run's bits, by dotted name, with values from `to_plain`."""
-    return {name: to_plain(value) for name, _, _, value, decides in _walk(config) if decides}
+    """Return the keys that decide a run's bits, by dotted name, with values from `plain`."""
+    return {name: plain(value) for name, _, _, value, decides in _walk(config) if decides}
 
 
 def flat_values(config: Any) -> dict[str, Any]:
-    """Return the values of all keys of a configuration by dotted name, from `to_plain`."""
-    return {name: to_plain(value) for name, _, _, value, _ in _walk(config)}
+    """Return the values of all keys of a configuration by dotted name, from `plain`."""
+    return {name: plain(value) for name, _, _, value, _ in _walk(config)}
 
 
 def nest(item: tuple[str, Any]) -> dict[str, Any]:
@@ -246,17 +247,6 @@ def merge(below: Any, above: Any) -> Any:
     if not isinstance(below, Mapping) or not isinstance(above, Mapping):
         return above
     return {**below, **{key: merge(below.get(key), value) for key, value in above.items()}}
-
-
-def to_plain(config: Any) -> Any:
-    """Convert a configuration to dicts, lists, strings and numbers."""
-    if dataclasses.is_dataclass(config):
-        return {key.name: to_plain(getattr(config, key.name)) for key in dataclasses.fields(config)}
-    if isinstance(config, dict):
-        return {key: to_plain(value) for key, value in config.items()}
-    if isinstance(config, (list, tuple)):
-        return [to_plain(value) for value in config]
-    return config.name if isinstance(config, Enum) else config
 
 
 WIDTH, NOTE = 120, 48  # characters of a line; column at which its note begins

@@ -13,8 +13,9 @@ from app.config.app_config import AppConfig, is_own_table, table_values, validat
 from app.config.data import FILES, DataConfig, own_files, preprocessing
 from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.compose import convert
+from common.documents import plain
 from common.errors import UserError
-from common.keys import nest, to_plain
+from common.keys import nest
 from common.log import log
 from common.signals import Interrupted
 from data_prep import config as preparation
@@ -105,7 +106,7 @@ def keep_recorded_settings(config: DataConfig, manifest: Manifest) -> DataConfig
     """Return the configuration with all settings that the dataset was made with, resolved ones too."""
     recorded = keys_in_force(manifest)
     generator_keys = [key for key in recorded if key.partition(".")[0] in GENERATORS]
-    return convert(DataConfig, to_plain(config), *map(nest, recorded.items()), {"generator_settings": generator_keys})
+    return convert(DataConfig, plain(config), *map(nest, recorded.items()), {"generator_settings": generator_keys})
 
 
 def with_table_values(config: AppConfig, root: Path, manifest: Manifest) -> AppConfig:
@@ -118,7 +119,7 @@ def with_table_values(config: AppConfig, root: Path, manifest: Manifest) -> AppC
     origin = "your own table" if is_own_table(manifest) else "as given"
     log.info("%s: %s: recipe=own_table (%s)", root, origin, words)
     # From here on these are ordinary values, so that a replay need not derive them again.
-    config = convert(AppConfig, to_plain(config), *map(nest, values.items()), {"by_table": []})
+    config = convert(AppConfig, plain(config), *map(nest, values.items()), {"by_table": []})
     validate(config)
     return config
 

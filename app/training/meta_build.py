@@ -20,8 +20,8 @@ from app.runtime.platform import Runtime
 from app.sharding import planner
 from app.training import recorder
 from app.training.state import RunState
+from common.documents import plain
 from common.errors import UserError
-from common.keys import to_plain
 from common.log import log
 from data_prep.dataset.format import MANIFEST_NAME
 
@@ -73,8 +73,7 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
     dataset = Dataset(path=None, digest=None, published_tables=config.data.published_tables)
     tables = recorder.describe_tables(sparse_arch, bag_sizes)
     manifest = recorder.launch_manifest(config, runtime, dataset, plan, tables, files={})
-    plain = to_plain(config)
-    runtime.on_rank_0(lambda: record.begin(plain, manifest, 0, evaluated=False, afresh=True))
+    runtime.on_rank_0(lambda: record.begin(plain(config), manifest, 0, evaluated=False, afresh=True))
     seconds = {"total": time.perf_counter() - began, "train": 0.0, "eval": 0.0, "checkpoint": 0.0}
     world_size = runtime.world_size
     record.summary(recorder.local_summary(config.train, RunState(), 0, counts, world_size, True, seconds))

@@ -29,10 +29,9 @@ from app.training.session import Session, TableMeter, mean_loss
 from app.training.state import RunLength, RunState
 from common.cli import colour_text
 from common.command import redact
-from common.documents import Json
+from common.documents import Json, plain
 from common.extensions import absence
 from common.files import digest_file
-from common.keys import to_plain
 from data_prep.dataset.format import Manifest, sampling_sentence, unseen_sentence
 from data_prep.dataset.kinds import misleading_sentences
 
@@ -246,14 +245,14 @@ class Recorder:
         """
         session, directory, self._state = self._session, self.directory, state
         # People share the files of a run, so passwords in URLs must not reach them.
-        plain, manifest = redact(to_plain(session.config)), self._manifest(pipeline)
+        values, manifest = redact(plain(session.config)), self._manifest(pipeline)
         evaluated = state.evaluation is not None and state.evaluation.step == state.step
         # The rows of train include drawn negatives.
         rows = {**session.split_rows(), "train": session.split("train").rows}
         runtime = session.runtime
-        runtime.on_rank_0(lambda: directory.begin(plain, manifest, state.step, evaluated, not continues, FILES))
+        runtime.on_rank_0(lambda: directory.begin(values, manifest, state.step, evaluated, not continues, FILES))
         if directory.is_tracked:
-            setting = Setting(directory.path, session.config, plain, rows, runtime.world_size, state.step)
+            setting = Setting(directory.path, session.config, values, rows, runtime.world_size, state.step)
             runtime.on_rank_0(lambda: self.trackers.start(setting))
 
     def measure_energy(self) -> None:

@@ -43,10 +43,10 @@ from app.report.statistics import spread
 from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED
 from common.command import redact_arguments
 from common.compose import add_file_keys, compose_config
-from common.documents import Json, Number, OpenDocument, encode, read_document
+from common.documents import Json, Number, OpenDocument, encode, plain, read_document
 from common.errors import UserError
 from common.files import digest_file, write_atomically
-from common.keys import key, to_plain
+from common.keys import key
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def changed_keys(arguments: Sequence[str]) -> list[str]:
     if not (CONFIG_DIR / f"bars/{recipe}_{model}.yaml").is_file():  # the recipe is published with one model
         choices.pop("model", None)
     recipe_facts, own_facts = (
-        dict(flat_facts("", to_plain(compose_config(AppConfig, CONFIG_DIR, overrides))))
+        dict(flat_facts("", plain(compose_config(AppConfig, CONFIG_DIR, overrides))))
         for overrides in (list(choices.values()), arguments)
     )
     keys = dict.fromkeys((*own_facts, *recipe_facts))

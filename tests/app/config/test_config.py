@@ -16,8 +16,8 @@ from app.config.kinds import OptimizerName
 from app.data import prepare
 from app.training import meta_build
 from common.compose import compose_config
+from common.documents import plain
 from common.errors import UserError
-from common.keys import to_plain
 from tests.app.conftest import composed
 from tests.changed import changed
 from tests.error_lines import refused
@@ -268,7 +268,7 @@ def test_a_recorded_run_by_a_new_name_has_a_new_directory(tmp_path: Path, lines:
 )
 def test_a_recorded_configuration_leads_to_the_same(tmp_path: Path, overrides: list[str]) -> None:
     config = composed(*overrides)
-    file = written(tmp_path / "config.yaml", yaml.safe_dump(to_plain(config)))
+    file = written(tmp_path / "config.yaml", yaml.safe_dump(plain(config)))
     again = composed(f"config={file}")
     assert replace(again, tiny=config.tiny) == config  # what a tiny run changes is in its other keys
 

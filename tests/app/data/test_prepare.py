@@ -14,8 +14,9 @@ from app.config.data import DataConfig
 from app.data import prepare
 from app.data.split import find_split
 from common.compose import compose_config, convert
+from common.documents import plain
 from common.errors import UserError
-from common.keys import check, flat_values, keys_of, refuse, to_plain
+from common.keys import check, flat_values, keys_of, refuse
 from data_prep import config as preparation
 from data_prep.config import CONFIG_DIRECTORY, PrepConfig, SplitConfig
 from data_prep.dataset.format import load_manifest
@@ -78,7 +79,7 @@ def agreed(root: Path, *overrides: str, **settings: Any) -> DataConfig:
     for key, value in settings.items():
         group, _, name = key.rpartition("__")
         nested.append({group: {name: value}} if group else {name: value})
-    data = convert(DataConfig, to_plain(typed_data), *nested)
+    data = convert(DataConfig, plain(typed_data), *nested)
     refuse(data.faults())
     prepare.prepare(data)
     manifest = load_manifest(root)
@@ -141,7 +142,7 @@ def test_keys_of_generators_are_compared_where_the_user_gave_them(rows: Path, ra
 def test_a_recorded_configuration_goes_with_its_dataset(rows: Path, random_ids: Path, tmp_path: Path) -> None:
     for root in (rows, random_ids):
         recorded_file = tmp_path / "config.yaml"
-        recorded_file.write_text(yaml.safe_dump({"data": to_plain(agreed(root))}))
+        recorded_file.write_text(yaml.safe_dump({"data": plain(agreed(root))}))
         assert agreed(root, f"config={recorded_file}") == agreed(root)
     refused(r"data\.random\.\w+=.*: has no effect on the dataset at", agreed, rows, f"config={recorded_file}")
 

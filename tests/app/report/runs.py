@@ -16,8 +16,7 @@ from app.metrics.quality import click_curves, click_metrics
 from app.metrics.timing import step_time_histogram, throughput
 from app.record.provenance import describe_run
 from common.compose import compose_config
-from common.documents import convert, encode, plain_object
-from common.keys import to_plain
+from common.documents import convert, encode, plain, plain_object
 from tests.app.run_files import LEAST, LEAST_MANIFEST
 
 MANIFEST = {"format": "clickwork-run", **LEAST_MANIFEST, **plain_object(describe_run())}
@@ -25,7 +24,7 @@ MANIFEST = {"format": "clickwork-run", **LEAST_MANIFEST, **plain_object(describe
 
 @functools.cache
 def _composed(overrides: tuple[str, ...]) -> dict[str, Any]:
-    return to_plain(compose_config(AppConfig, CONFIG_DIR, ["run.name=x", *overrides]))
+    return plain(compose_config(AppConfig, CONFIG_DIR, ["run.name=x", *overrides]))
 
 
 PLANNED: dict[str, Any] = {"type": "table_wise", "kernel": "fused", "shards": [], "cache_load_factor": None}
