@@ -3,7 +3,7 @@
 import functools
 import importlib.util
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -17,7 +17,7 @@ from app.record.documents import Summary
 from common.documents import plain_object
 from common.errors import UserError
 from common.extensions import rows_of_extensions
-from common.keys import shown
+from common.keys import flatten, shown
 from common.log import log
 
 # Keys of an event that are not figures of the run.
@@ -67,16 +67,11 @@ def figures(event: Event) -> dict[str, float]:
 
     Figures that were not measured are left out.
     """
-
-    def flatten(tag: str, value: object) -> Iterator[tuple[str, float]]:
-        if isinstance(value, Mapping):
-            for key, child in value.items():
-                yield from flatten(f"{tag}/{key}", child)
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            yield tag, float(value)
-
     plain = {key: value for key, value in plain_object(event).items() if key not in NO_FIGURES}
-    return dict(flatten(event.event, plain))
+    leaves = flatten(plain, event.event, "/")
+    return {
+        tag: float(value) for tag, value in leaves if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
 
 
 def start_tensorboard(setting: Setting) -> Tracker | None:

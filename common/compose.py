@@ -40,6 +40,7 @@ from common.keys import (
     declaration,
     field_types,
     flat_values,
+    flatten,
     keys_of,
     merge,
     nest,
@@ -102,17 +103,8 @@ def _iterate_leaves(
 
 def given_keys(overrides: Sequence[str]) -> Iterator[str]:
     """Yield the dotted keys of overrides; for a mapping, the keys inside it."""
-
-    def within(key: str, value: object) -> Iterator[str]:
-        """Yield the keys inside a value that is a mapping; for an empty mapping or another value, its own key."""
-        if isinstance(value, dict) and value:
-            for name, inner in value.items():
-                yield from within(f"{key}.{name}", inner)
-        else:
-            yield key
-
     for override in map(parse_override, overrides):
-        yield from within(override.key_or_group, override.value())
+        yield from (key for key, _ in flatten(override.value(), override.key_or_group))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -242,6 +242,15 @@ def nest(item: tuple[str, Any]) -> dict[str, Any]:
     return value
 
 
+def flatten(content: object, name: str = "", separator: str = ".") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested mappings, named by their keys below `name`; an empty mapping is a leaf."""
+    if not isinstance(content, Mapping) or not content:
+        yield name, content
+        return
+    for key, value in content.items():
+        yield from flatten(value, f"{name}{separator}{key}" if name else str(key), separator)
+
+
 def merge(below: Any, above: Any) -> Any:
     """Return the nested mapping `below` with the values of `above` in it; any other `above` replaces `below`."""
     if not isinstance(below, Mapping) or not isinstance(above, Mapping):

@@ -19,6 +19,7 @@ from app.report.read import RunFiles, count, figure, signed
 from app.report.statistics import MeanDifference, batch_means, delong, paired, speed_ratio, welch
 from common.documents import plain_object
 from common.extensions import KeyGroup, rows_of_extensions
+from common.keys import flatten
 
 # Keys of the configuration that affect neither learning nor speed.
 BESIDE = (
@@ -69,7 +70,7 @@ def facts(run: RunFiles) -> dict[str, str]:
     start = ", from ".join(f"step {parent.step} of {parent.run}" for parent in ancestors(manifest.parent))
     if not start and step:
         start = f"step {step} of {'another run' if resume in ('auto', 'never') else resume}"
-    flat = dict(flat_facts("", run.config)) | {
+    flat = flat_facts(run.config) | {
         "dataset digest": (dataset.digest or dataset.published_tables or "none")[:12],
         "world size": str(run.world_size),
         "platform": str(manifest.platform),
@@ -78,7 +79,7 @@ def facts(run: RunFiles) -> dict[str, str]:
     }
     plain_manifest = plain_object(manifest)
     for part in MADE_BY:
-        flat |= dict(flat_facts(f"{part}.", plain_manifest.get(part)))
+        flat |= flat_facts(plain_manifest.get(part), part)
     return flat
 
 
@@ -109,11 +110,10 @@ def group_runs(runs: list[RunFiles]) -> list[RunGroup]:
     ]
 
 
-def flat_facts(prefix: str, content: object) -> list[tuple[str, str]]:
+def flat_facts(content: object, name: str = "") -> dict[str, str]:
     """Return the leaves of nested values by dotted key, as text; strings stay as they are, others become JSON."""
-    if isinstance(content, dict):
-        return [pair for key, value in content.items() for pair in flat_facts(f"{prefix}{key}.", value)]
-    return [(prefix.rstrip("."), content if isinstance(content, str) else json.dumps(content))]
+    leaves = flatten(content, name)
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in leaves if value != {}}
 
 
 class Compared(NamedTuple):

@@ -160,7 +160,7 @@ def changed_keys(arguments: Sequence[str]) -> list[str]:
     if not (CONFIG_DIR / f"bars/{recipe}_{model}.yaml").is_file():  # the recipe is published with one model
         choices.pop("model", None)
     recipe_facts, own_facts = (
-        dict(flat_facts("", plain(compose_config(AppConfig, CONFIG_DIR, overrides))))
+        flat_facts(plain(compose_config(AppConfig, CONFIG_DIR, overrides)))
         for overrides in (list(choices.values()), arguments)
     )
     keys = dict.fromkeys((*own_facts, *recipe_facts))
