@@ -37,6 +37,7 @@ from app.config.train import require_graphs
 from app.data.batch import Batch, layout_of
 from app.metrics.timing import Ceilings, WorkTiming, higher, measure_ceilings, time_work
 from app.model.dlrm import DLRM
+from app.model.embeddings import parameter_counts
 from app.record.documents import Provenance
 from app.record.provenance import describe_run
 from app.runtime import platform
@@ -302,7 +303,7 @@ def step_cases(shape: Shape, config: BenchConfig, runtime: Runtime) -> Iterator[
         with torch.no_grad():
             run.forward(next(batches))
 
-    dense = FLOAT_BYTES * run.parameter_counts()["dense"]
+    dense = FLOAT_BYTES * parameter_counts(run.model)["dense"]
     samples, moved = shape.batch_size * runtime.world_size, lookup_bytes(shape) + dense
     yield Case("step/inference", inference, samples, moved, flops_of(inference))
     flops = flops_of(train)  # counted before compiling, since a program's products are not seen

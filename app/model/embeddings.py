@@ -238,6 +238,14 @@ class TableArch(nn.Module):
         return {}
 
 
+def parameter_counts(model: nn.Module) -> dict[str, int]:
+    """Return the numbers of parameters of a whole model, sharded or not: embedding, dense and total."""
+    [arch] = [part for part in model.modules() if isinstance(part, TableArch)]
+    embedding = sum(table.num_embeddings * table.embedding_dim for table in arch.tables)
+    dense = sum(parameter.numel() for name, parameter in model.named_parameters() if not table_of(name))
+    return {"embedding": embedding, "dense": dense, "total": embedding + dense}
+
+
 class SparseArch(TableArch):
     """Lookup and pooling of plain tables.
 

@@ -16,6 +16,7 @@ from app.config.kinds import ACCURACY, TENSORBOARD
 from app.data.batch import Batch
 from app.metrics.documents import EvaluationFigures, Event, Monitored, monitored_value
 from app.metrics.timing import StepProfiler, StepTimer, step_time_histogram
+from app.model.embeddings import parameter_counts
 from app.optimizer import learning_rate, set_step
 from app.record.directory import RunDirectory, ignoring_full_disk
 from app.record.documents import DONE, read_evaluations, read_events, read_summary
@@ -312,7 +313,7 @@ class TrainingRun:
 
     def _log_start(self) -> None:
         """Log the run's size, its plan and, of a resumed run, the step that it resumes from."""
-        counts = self.session.parameter_counts()
+        counts = parameter_counts(self.session.model)
         at_most = "" if self.config.train.early_stop_patience is None else "at most "
         log.info(
             "run: %s, %s%d steps of %d samples, %s parameters (%s in tables), %d process(es) on %s",

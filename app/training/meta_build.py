@@ -13,7 +13,7 @@ from app.config.app_config import AppConfig
 from app.config.data import own_files
 from app.config.model import ModelConfig, published_tables
 from app.model.dlrm import make_model, make_tables
-from app.model.embeddings import Features, TableArch
+from app.model.embeddings import Features, TableArch, parameter_counts
 from app.record.directory import RunDirectory
 from app.record.documents import Dataset
 from app.runtime.platform import Runtime
@@ -44,17 +44,6 @@ def meta_model(config: AppConfig) -> nn.Module:
     """Return the configured model with published table sizes, on the meta device."""
     tables, _, features = published_arch(config)
     return make_model(config, tables, features).to("meta")
-
-
-def parameter_counts(model: nn.Module) -> dict[str, int]:
-    """Return the numbers of parameters by embedding, dense and total, as `Session.parameter_counts` does.
-
-    The model must not be sharded.
-    """
-    total = sum(parameter.numel() for parameter in model.parameters())
-    [arch] = [part for part in model.modules() if isinstance(part, TableArch)]
-    embedding = sum(table.num_embeddings * table.embedding_dim for table in arch.tables)
-    return {"embedding": embedding, "dense": total - embedding, "total": total}
 
 
 def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: float) -> None:

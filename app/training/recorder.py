@@ -18,7 +18,7 @@ from app.config.train import TrainConfig
 from app.metrics import quality
 from app.metrics.documents import EvaluationEvent, EvaluationFigures, Event, Measured, TrainEvent
 from app.metrics.timing import PHASES, EnergyMeter, StepTimer, memory_in_use, throughput
-from app.model.embeddings import TableArch
+from app.model.embeddings import TableArch, parameter_counts
 from app.record import provenance
 from app.record.directory import ProgressDisplay, RunDirectory
 from app.record.documents import SUMMARY_VERSION, Dataset, RunManifest, Summary, TableSize
@@ -344,7 +344,7 @@ class Recorder:
     def local_summary(self, status: str, served: EvaluationFigures | None) -> Summary:
         """Return the figures that this process knows without the others; served: as of `summarise`."""
         session, state = self._session, self._state
-        samples, counts = session.samples(state.step), session.parameter_counts()
+        samples, counts = session.samples(state.step), parameter_counts(session.model)
         world_size, train = session.runtime.world_size, session.config.train
         summary = local_summary(train, state, samples, counts, world_size, session.is_logloss, self.seconds())
         summary.no_baselines = None if session.config.baselines is False else absence("baselines")

@@ -223,12 +223,6 @@ class Session(Predictor):
         gradients = (parameter.grad for parameter in self.dense_parameters().values())
         return total_norm(gradient for gradient in gradients if gradient is not None)
 
-    def parameter_counts(self) -> dict[str, int]:
-        """Return the numbers of parameters of the whole model, over all processes: embedding, dense and total."""
-        embedding = sum(table.num_embeddings * table.embedding_dim for table in self.model.module.sparse_arch.tables)
-        dense = sum(parameter.numel() for parameter in self.dense_parameters().values())
-        return {"embedding": embedding, "dense": dense, "total": embedding + dense}
-
     def dense_parameters(self) -> dict[str, nn.Parameter]:
         """Return all parameters except tables by name, in the order of the names."""
         # The digest goes by names, which do not depend on the order in which wrappers list parameters.

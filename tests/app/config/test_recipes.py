@@ -12,6 +12,7 @@ import pytest
 
 from app.config.app_config import CONFIG_DIR, table_values, validate
 from app.config.model import PUBLISHED_TABLES
+from app.model.embeddings import parameter_counts
 from app.record.documents import read_config
 from app.runtime.platform import Runtime
 from app.training import meta_build
@@ -115,7 +116,7 @@ def test_a_recipe_composes_and_has_its_parameters(recipe: str) -> None:
         "app/config/model.py; add the sizes of its tables there"
     )
     assert config.run.name == config.published.recipe == recipe
-    assert meta_build.parameter_counts(meta_build.meta_model(config))["total"] == PARAMETERS[recipe]
+    assert parameter_counts(meta_build.meta_model(config))["total"] == PARAMETERS[recipe]
     tiny = composed(f"recipe={recipe}", "data.scale=tiny", "train.log_every_steps=3")
     validate(tiny)
     assert (tiny.run.name, tiny.train.log_every_steps) == (f"{recipe}_tiny", 3)
@@ -130,7 +131,7 @@ def test_a_configuration_of_bars_is_as_published(name: str, model: str, number: 
     config = composed(f"recipe=bars_{name}", f"model={model}")
     validate(config)
     model_config, optimizer, train = config.model, config.optimizer, config.train
-    assert meta_build.parameter_counts(meta_build.meta_model(config))["total"] == parameters
+    assert parameter_counts(meta_build.meta_model(config))["total"] == parameters
     assert config.published.parameters == parameters
     assert (config.published.auc, config.published.test_auc) == (val, test)
     assert config.published.train_rows == BARS_ROWS[name]

@@ -15,6 +15,7 @@ from app.checkpoint.saver import load_tensors
 from app.config.app_config import validate
 from app.config.model import published_tables
 from app.config.train import RuntimeConfig, TrainConfig, evaluation_steps
+from app.model.embeddings import parameter_counts
 from app.runtime.platform import Runtime
 from app.training import checkpointer, meta_build, session
 from app.training.state import RunLength
@@ -257,7 +258,7 @@ def test_the_recipe_has_the_parameters_of_its_source() -> None:
     config = composed("recipe=mlperf_v4")
     validate(config)
     assert sum(published_tables("mlperf_v4").rows.values()) == 293_051_712
-    assert meta_build.parameter_counts(meta_build.meta_model(config))["total"] == 293_051_712 * 512 + 15_243_057
+    assert parameter_counts(meta_build.meta_model(config))["total"] == 293_051_712 * 512 + 15_243_057
     assert config.run.name == config.published.recipe == "mlperf_v4"
     tiny = composed("recipe=mlperf_v4", "data.scale=tiny")
     validate(tiny)
