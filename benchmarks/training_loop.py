@@ -140,7 +140,7 @@ class Batches:
 
 
 class NotMeasured:
-    """In place of the loop's evaluator, checkpointer, recorder, profiler and stop check: does nothing."""
+    """In place of the loop's evaluator, checkpointer, recorder and profiler: does nothing."""
 
     def evaluate(self, step: int) -> EvaluationFigures:
         """No AUC."""
@@ -163,7 +163,6 @@ def time_loop(train_session: session.Session, steps: int, batches: Iterator[Batc
         recorder=nothing,
         profiler=nothing,
         timer=StepTimer(train_session.runtime.device),
-        stop=nothing,
         length=length,
         state=RunState(),
     )

@@ -378,11 +378,15 @@ NO_SPACE = "free some, or give run.dir on another disk, checkpoint.keep=1 or che
 
 
 class Checkpointer:
-    """Saves a session's state in its run's directory."""
+    """Saves a session's state in its run's directory, and decides to stop, the same on all processes.
+
+    stop: the request to stop; None if signals end the command.
+    """
 
     def __init__(self, session: Session, recorder: Recorder, timer: StepTimer) -> None:
         """Make the saver; a collective call."""
         self.config = session.config.checkpoint
+        self.stop: StopRequest | None = None
         self.saved_step: int | None = None  # the newest step with a checkpoint in this run's directory
         self._session, self._recorder, self._timer = session, recorder, timer
         self._directory = recorder.directory.checkpoints
@@ -456,33 +460,25 @@ class Checkpointer:
             self.saver.wait()
         self.report_finished()
 
-
-class StopCheck:
-    """Decision to stop, the same on all processes."""
-
-    def __init__(self, request: StopRequest | None, checkpointer: Checkpointer, session: Session, began: float) -> None:
-        """request: None if signals end the command. began: time.perf_counter() when the command began."""
-        self._request, self._checkpointer, self._runtime, self._began = request, checkpointer, session.runtime, began
-        self._max_seconds = (session.config.train.max_minutes or math.inf) * 60
-
-    def requested(self, step: int) -> bool:
+    def stop_requested(self, step: int) -> bool:
         """Return whether to stop after this step or evaluation batch; several processes agree every AGREE_EVERY_STEPS.
 
         Raises UserError if a checkpoint could not be written.
         """
-        self._checkpointer.report_finished()
-        over = time.perf_counter() - self._began >= self._max_seconds
-        came = self._request.signal if self._request is not None else None
-        reasons = np.array([self._checkpointer.saver.failed(), int(came or 0), over], np.int64)
+        self.report_finished()
+        runtime, config = self._session.runtime, self._session.config
+        over = time.perf_counter() - self._recorder.began >= (config.train.max_minutes or math.inf) * 60
+        came = self.stop.signal if self.stop is not None else None
+        reasons = np.array([self.saver.failed(), int(came or 0), over], np.int64)
         # Processes must stop at the same step. Agreement takes an exchange, which would slow down every step.
-        if self._runtime.world_size > 1:
+        if runtime.world_size > 1:
             if step % AGREE_EVERY_STEPS:
                 return False
-            reasons = np.max(self._runtime.gather(reasons), axis=0)
+            reasons = np.max(runtime.gather(reasons), axis=0)
         failed, number, over = reasons.tolist()
         if failed:
-            self._checkpointer.wait()  # which raises, on all processes
-        if number and came is None and self._request is not None:
-            self._request.note(number)
+            self.wait()  # which raises, on all processes
+        if number and came is None and self.stop is not None:
+            self.stop.note(number)
             log.warning("%s: another process was asked to stop", signal.Signals(number).name)
         return bool(failed or number or over)

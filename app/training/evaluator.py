@@ -14,7 +14,7 @@ from app.metrics.quality import click_curves
 from app.metrics.timing import StepTimer
 from app.optimizer import set_step
 from app.record.documents import TEST, write_scores
-from app.training.checkpointer import StopCheck
+from app.training.checkpointer import Checkpointer
 from app.training.predictor import Evaluation, Predictor, task_of
 from app.training.recorder import Recorder
 from app.training.session import Session
@@ -78,12 +78,12 @@ class Evaluator:
         session: Session,
         recorder: Recorder,
         timer: StepTimer,
-        stop: StopCheck,
+        checkpointer: Checkpointer,
         steps_per_epoch: int,
         state: RunState,
     ) -> None:
         self._state = state
-        self._session, self._recorder, self._timer, self._stop = session, recorder, timer, stop
+        self._session, self._recorder, self._timer, self._checkpointer = session, recorder, timer, checkpointer
         self._config, self._steps_per_epoch = session.config.eval, steps_per_epoch
         self._writers: list[Callable[[Path, int], None] | None] = []  # one per extension, for the newest evaluation
 
@@ -96,7 +96,7 @@ class Evaluator:
         """
         seconds_before = self._timer.seconds["eval"]
         with self._timer.apart("eval"):
-            evaluation = self._session.evaluate(self._config.split, self._stop.requested)
+            evaluation = self._session.evaluate(self._config.split, self._checkpointer.stop_requested)
             result, logits, labels = evaluation
             self._writers = [
                 extension.keep(self._session, evaluation) for extension in rows_of_extensions(AfterTraining)
@@ -144,7 +144,7 @@ class Evaluator:
     def _compare_with_train(self, step: int, result: EvaluationFigures) -> None:
         """Evaluate the training split too; log both as AMD's blog does, with the majority class for comparison."""
         with self._timer.apart("eval"):
-            on_train = self._session.evaluate("train", self._stop.requested).figures
+            on_train = self._session.evaluate("train", self._checkpointer.stop_requested).figures
             # FBGEMM's optimizers counted these forwards, too.
             set_step(self._session.optimizer, self._state.updates)
         self._recorder.evaluation("eval_train", step, on_train)

@@ -21,7 +21,7 @@ from app.optimizer import learning_rate, set_step
 from app.record.directory import RunDirectory, ignoring_full_disk
 from app.record.documents import DONE, read_evaluations, read_events, read_summary
 from app.training import checkpointer, recorder
-from app.training.checkpointer import Checkpointer, StopCheck
+from app.training.checkpointer import Checkpointer
 from app.training.evaluator import Evaluator
 from app.training.predictor import EvaluationInterrupted
 from app.training.recorder import Recorder
@@ -41,10 +41,9 @@ class TrainingLoop:
         session: the model, its loss and its optimizer.
         data: batches on this process's device.
         evaluator: metrics of the evaluation split.
-        checkpointer: when to save, and the saving.
+        checkpointer: when to save and to stop, and the saving.
         recorder: events, trackers, progress.
         profiler, timer: where a step's time goes.
-        stop: whether any process was asked to stop.
         length: steps of the run.
         state: step, epoch and history; advanced in place.
     """
@@ -56,7 +55,6 @@ class TrainingLoop:
     recorder: Recorder
     profiler: StepProfiler
     timer: StepTimer
-    stop: StopCheck
     length: RunLength
     state: RunState
 
@@ -127,7 +125,7 @@ class TrainingLoop:
         """Log, save and evaluate where that is due; return the status if the run ends here."""
         state = self.state
         is_last = state.step == self.length.total_steps
-        stop = self.stop.requested(state.step)
+        stop = self.checkpointer.stop_requested(state.step)
         evaluate = self._evaluation_due()
         save = is_last or stop or self.checkpointer.due(state.step)
         logged = self.length.reported(state.step)
@@ -235,7 +233,7 @@ class TrainingRun:
         self.recorder = Recorder(session, directory, self.timer, self.length, began)
         self.checkpointer = make_checkpointer(session, self.recorder, self.timer)
         self.data = DataLoader(session, self.length)
-        self._directory, self._began = directory, began
+        self._directory = directory
         self._resumed = ""  # the log line that describes the resumption; empty without one
         self.continues = False  # whether it resumes from a checkpoint of its own
         self._measured_before = 0  # steps that were timed before a resumption
@@ -285,9 +283,9 @@ class TrainingRun:
         sampled = self.state.step + warm_up - 1 if self.runtime.world_size > 1 and warm_up > 1 else None
         directory, steps = self._directory.path / TENSORBOARD, self.config.runtime.profile_steps
         profiler = StepProfiler(self.runtime.device, directory, self.runtime.rank, steps, sampled)
-        check = StopCheck(stop, self.checkpointer, self.session, self._began)
+        self.checkpointer.stop = stop
         steps_per_epoch = self.length.steps_per_epoch
-        evaluator = Evaluator(self.session, self.recorder, self.timer, check, steps_per_epoch, self.state)
+        evaluator = Evaluator(self.session, self.recorder, self.timer, self.checkpointer, steps_per_epoch, self.state)
         loop = TrainingLoop(
             self.session,
             self.data,
@@ -296,7 +294,6 @@ class TrainingRun:
             self.recorder,
             profiler,
             self.timer,
-            check,
             self.length,
             self.state,
         )

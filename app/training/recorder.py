@@ -234,7 +234,7 @@ class Recorder:
         self.energy = EnergyMeter(session.runtime.device)
         self._energy_of_window = Measured()  # energy since the last event
         self.seconds_before: dict[str, float] = {}  # seconds before a resumption, by kind
-        self._session, self._timer, self._began, self._state = session, timer, began, RunState()
+        self._session, self._timer, self.began, self._state = session, timer, began, RunState()
         may_end_early = session.config.train.early_stop_patience is not None
         self._progress = ProgressDisplay(length.total_steps, session.runtime.rank == 0, may_end_early)
 
@@ -277,7 +277,7 @@ class Recorder:
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds spent so far, before a resumption too: total, and of it train, eval and checkpoint."""
-        seconds_by_kind = {"total": time.perf_counter() - self._began, **self._timer.seconds}
+        seconds_by_kind = {"total": time.perf_counter() - self.began, **self._timer.seconds}
         return {kind: value + self.seconds_before.get(kind, 0.0) for kind, value in seconds_by_kind.items()}
 
     def event(self, event: Event) -> None:

@@ -90,7 +90,7 @@ def train_until(runtime: Runtime, fault: str, *overrides: str) -> str:
         (os, "rename"),
         (os, "replace"),
         (shutil, "rmtree"),
-        (checkpointer.StopCheck, "requested"),
+        (checkpointer.Checkpointer, "stop_requested"),
     )
 
     def killed(*_: Any, **__: Any) -> None:

@@ -57,7 +57,7 @@ def signal_in_step(name: str) -> Callable[[int], None]:
 
 def stop_at(step: int) -> None:
     """As if a signal had come during that step."""
-    vars(checkpointer)["StopCheck"].requested = lambda _, now: now == step
+    vars(checkpointer)["Checkpointer"].stop_requested = lambda _, now: now == step
 
 
 def take_disk(*_: Any, checkpoint_id: Path, **__: Any) -> None:

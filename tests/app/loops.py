@@ -50,7 +50,7 @@ def train(session: Any, batches: Iterable[Batch], steps: int, config: TrainConfi
     nothing, state = Nothing(batches), RunState()
     loop: Any = TrainingLoop
     timer, length = StepTimer(torch.device("cpu")), RunLength(steps, steps, config)
-    loop = loop(session, nothing, nothing, nothing, nothing, nothing, timer, nothing, length, state)
+    loop = loop(session, nothing, nothing, nothing, nothing, nothing, timer, length, state)
     assert loop.run() == "completed"
     return state, nothing.reported
 
