@@ -12,7 +12,7 @@ def register(core: Core) -> None:
         Command(
             name="export",
             module="app.export",
-            function="extensions.export.command:main",
+            function="extensions.export.directory:main",
             summary="a run's model as a directory that scores raw rows",
             schema="extensions.export.documents:ExportConfig",
             config="schema",

@@ -1,4 +1,6 @@
-"""A run's model as a directory that scores raw rows without Clickwork.
+"""python -m app.export run=runs/NAME out=DIR [tables=int8]: a run's model as a directory that scores raw rows.
+
+DIR is compared with the model before it gets its name, and needs nothing of Clickwork.
 
     encoder/rules.json            columns, their kinds, spellings and transforms, and what an id may be
     encoder/FEATURE.arrow         a vocabulary: value (ascending), id and, if texts are exported, text
@@ -20,38 +22,47 @@ longest bag, 1 for features of one id.
 """
 
 import copy
+import json
 import logging
 import re
 import shutil
+import sys
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pyarrow as pa
 import torch
+from msgspec import structs
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchrec import KeyedJaggedTensor
 
 from app.checkpoint.saver import read_tensors
-from app.config.app_config import AppConfig
+from app.config.app_config import AppConfig, validate
 from app.config.kinds import TableForms
+from app.config.model import require_dlrm, require_own_scores
 from app.data.split import bags_directory
 from app.model.dlrm import DLRM
 from app.model.embeddings import Embedding, SparseArch, TableSpec, make_sparse_arch, table_of
+from app.record import provenance
+from app.runtime import platform
 from app.sharding import planner
+from app.training import checkpointer
 from app.training.checkpointer import TrainedRun
 from app.training.predictor import task_of
 from common import errors
+from common.cli import EXIT_DONE
 from common.documents import encode
 from common.errors import UserError
 from common.extensions import rows_of_extensions
 from common.files import digest_file, sync, write_atomically
+from common.log import log
 from data_prep import codec
 from data_prep.dataset.format import Manifest
 from data_prep.dataset.multi_hot import MultiHotTables
@@ -342,6 +353,7 @@ def _write_arrow(path: Path, table: pa.Table) -> None:
 
 MANIFEST, MODEL, SCORE = "manifest.json", "model.onnx", "score.py"
 PACKAGES = ["numpy", "onnxruntime", "pyarrow"]  # that score.py imports
+ONNX_PACKAGES = ("onnxruntime", "onnxscript")  # that make the directory
 MEANINGS = {
     DENSE: "[B, N] float32, encoded as the dataset's",
     IDS: "[B, F] int64, of the features of one id, in their order",
@@ -352,16 +364,43 @@ MEANINGS = {
 BAG = "[B, M] int64, bags of any number of ids, filled with -1"
 
 
-def export_directory(
-    config: ExportConfig, trained: AppConfig, run: TrainedRun, correction: float, about: dict[str, Any]
-) -> ExportedDirectory:
-    """Write the directory; about: its provenance. Return its manifest."""
-    manifest = run.manifest
+def main(config: ExportConfig) -> int:
+    """Export as configured, print and log what the directory holds, and return the exit status."""
+    trained = checkpointer.trained_config(Path(config.run), config.runtime, config.data.path)
+    validate(trained)
+    require_dlrm(trained.model, "export")
+    require_own_scores(trained.model, "export")
+    if missing := [name for name in ONNX_PACKAGES if find_spec(name) is None]:
+        raise UserError(
+            f"out={config.out}: needs {' and '.join(missing)}; install with: "
+            f"{sys.executable} -m pip install {' '.join(missing)}"
+        )
+    with platform.joined(trained, platform.READING) as runtime:
+        if runtime.world_size > 1:
+            raise UserError(f"export: one process makes the directory, not {runtime.world_size}; leave NPROC out")
+        run = checkpointer.open_checkpoint(Path(config.run), config.checkpoint, trained.data.path, runtime)
+        exported = export_directory(config, trained, run)
+        run.log_chosen_checkpoint()
+        size = sum(file.bytes for file in exported.files.values())
+        difference = exported.figure("largest_difference")
+        text = "export: %s, %.1f MB, step %d, tables %s; logits within %.1g of the model's; score rows with python "
+        text += "score.py ROWS there"
+        log.info(text, config.out, size / 1e6, run.state.step, config.tables, difference)
+        properties = {key: getattr(exported, key) for key in ("tables", "imports", "inputs", "outputs", "model")}
+        print(json.dumps(run.about | properties | {"largest_difference": difference}, indent=1))
+    return EXIT_DONE
+
+
+def export_directory(config: ExportConfig, trained: AppConfig, run: TrainedRun) -> ExportedDirectory:
+    """Write the directory, and return its manifest."""
+    manifest, correction = run.manifest, run.correction(config.correct_sampling)
     multi_hot = planner.multi_hot_features(trained.data.multi_hot, manifest)
     model = load_model(run.path, trained, manifest)
     num_dense, num_embeddings = len(manifest.schema["dense"]), manifest.num_embeddings
     has_clicks = task_of(manifest).has_clicks
     served = ServedModel(model, num_dense, num_embeddings, multi_hot, config.tables, correction, has_clicks)
+    facts = structs.asdict(provenance.describe_run())
+    further = {**facts.pop("rest"), **run.about_sampling(config.correct_sampling)}
     with _rename_when_whole(Path(config.out)) as root:
         path = root / MODEL
         served.save(path)
@@ -376,13 +415,21 @@ def export_directory(
         write_encoder(root / ENCODER, run.root, manifest, trained, config.export.texts)
         shutil.copyfile(Path(__file__).with_name(SCORE), root / SCORE)
         exported = ExportedDirectory(
-            **about,
+            **facts,
+            run=str(Path(config.run)),
+            checkpoint=run.path.name,
+            step=run.state.step,
+            dataset_digest=manifest.digest,
+            tables=config.tables,
+            dense_features=manifest.schema["dense"],
+            sparse_features=num_embeddings,
+            tolerance=config.tolerance,
             imports=PACKAGES,
             inputs={name: MEANINGS.get(name, BAG) for name in served.inputs},
             outputs={name: MEANINGS[name] for name in served.outputs},
             model=MODEL,
             files={str(file.relative_to(root)): digest_file(file) for file in _files_below(root)},
-            rest={**run.about_sampling(config.correct_sampling), "largest_difference": difference},
+            rest={**further, "largest_difference": difference},
         )
         write_atomically(root / MANIFEST, encode(exported, indent=1).encode())
     return exported
@@ -435,6 +482,8 @@ def largest_difference(
 
     correction: added to the model's logits, as the file's have it. multi_hot: names of features with bags.
     """
+    import onnxruntime  # not installed with the rest
+
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     differences = []
     # The first output has the logits, or the predicted numbers: see `ServedModel.outputs`.
