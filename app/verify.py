@@ -70,7 +70,7 @@ from app.replay import record_directory, require_dataset
 from app.runtime import platform
 from app.runtime.environment import INTERFACES, SET_BY_LAUNCHER
 from app.training import checkpointer, evaluator, session
-from app.training.checkpointer import Checkpointer
+from app.training.checkpointer import TABLES, Checkpointer
 from app.training.loop import TrainingRun, target_reached
 from app.training.recorder import Recorder, undefined_evaluation
 from app.training.session import Session
@@ -82,7 +82,6 @@ from common.log import log
 
 # Values near 0 may change by many times their size without meaning.
 NEAR_ZERO = 1.0  # differences of parameters are relative to their size, but at least to this
-TABLES = ".embedding_bags."  # part of the names of tables' tensors
 
 
 # Of arrays that differ: the index of the first element (row-major) whose bits do, and the largest difference.
