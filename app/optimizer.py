@@ -18,7 +18,6 @@ from app.config.kinds import Algorithm, OptimizerName
 from app.config.train import OptimizerConfig, ScheduleConfig
 from app.model.embeddings import table_of
 from common.command import load
-from common.errors import UserError
 
 BLOCK = 4096  # torch adds up this many values on one thread
 
@@ -115,35 +114,10 @@ def make_state(optimizer: torch.optim.Optimizer, algorithm: Algorithm) -> torch.
     parameters = _all_parameters(optimizer)
     if parameters[0] in optimizer.state:  # made with the optimizer
         return optimizer
-
-    def add_state(parameter: nn.Parameter) -> None:
+    for parameter in parameters:
         step = torch.zeros((), dtype=torch.float32, device=parameter.device)  # `fused` wants it there
         zeros = {name: torch.zeros_like(parameter, requires_grad=False) for name in algorithm.state}
         optimizer.state[parameter] = {"step": step, **zeros} if zeros else {}
-
-    # A step of two parameters, one with torch's state and one with the state of `add_state`, must leave both alike.
-    probes = [nn.Parameter(torch.ones(2, 2, device=parameters[0].device)) for _ in range(2)]
-    for probe in probes:
-        probe.grad = torch.ones_like(probe)
-    add_state(probes[1])
-    optimizer.add_param_group({"params": probes})
-    try:
-        optimizer.step()
-        torch_state, own_state = ({**optimizer.state.pop(probe, {}), "parameter": probe} for probe in probes)
-        differing = sorted(torch_state.keys() - {"step", "parameter"} ^ algorithm.state.keys())
-        differing = differing or [name for name in torch_state if not torch.equal(torch_state[name], own_state[name])]
-    except (KeyError, AssertionError) as error:
-        differing = [str(error)]
-    except (TypeError, RuntimeError) as error:  # of these probes alone: a lack of memory is reported elsewhere
-        raise UserError(f"{algorithm.torch}: cannot make a step: {error}; choose another optimizer") from error
-    if differing:
-        raise UserError(
-            f"{algorithm.torch}: its state ({', '.join(differing)}) is not what its row of app/config/kinds.py "
-            "names, or does not begin as zeros; correct the row, or choose another optimizer"
-        )
-    del optimizer.param_groups[-1]
-    for parameter in parameters:
-        add_state(parameter)
     return optimizer
 
 
@@ -385,8 +359,4 @@ def _make_optimizer(
         settings["betas"] = (config.beta1 or 0.0, config.beta2 or 0.0)
     if params[0]["params"][0].device.type == "cpu" and "fused" in signature(optimizer_class).parameters:
         settings["fused"] = True  # on GPUs torch's default is foreach, and False would disable both
-    try:
-        optimizer = optimizer_class(params, lr=lr, **settings)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{kind}: cannot train this model: {str(error).splitlines()[0]}; choose another") from error
-    return make_state(optimizer, algorithm)
+    return make_state(optimizer_class(params, lr=lr, **settings), algorithm)
