@@ -224,21 +224,21 @@ def _choose_addresses(options: Any) -> None:
         # (pytorch/pytorch#135712).
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     host = _meeting_point(options)[0]
-    way = environment.route_to(host)
-    options.local_addr = options.local_addr or way.address
-    is_host: bool | None = way.is_own
+    address, interface, is_own = environment.route_to(host)
+    options.local_addr = options.local_addr or address
+    is_host: bool | None = is_own
     # Where the names are equal, torch finds this by itself, and lets a second launcher of this machine in.
     with contextlib.suppress(OSError):  # this machine's own name does not resolve
         has_that_name = rendezvous_utils._matches_machine_hostname(host)
-        is_host = True if way.is_own and not has_that_name else None
+        is_host = True if is_own and not has_that_name else None
     if is_host is not None and options.rdzv_backend == "c10d" and "is_host" not in options.rdzv_conf:
         options.rdzv_conf = ",".join(filter(None, [options.rdzv_conf, f"is_host={int(is_host)}"]))
-    if way.interface is not None:
+    if interface is not None:
         # These values are only guessed here, so their names are kept for a profile, which may replace them.
         names = [name for name in INTERFACES if name not in os.environ]
-        os.environ.update({**dict.fromkeys(names, way.interface), SET_BY_LAUNCHER: " ".join(names)})
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "any interface")
-    print(f"launch: {options.local_addr} on {interface}, meeting at {_endpoint_text(options)}", file=sys.stderr)
+        os.environ.update({**dict.fromkeys(names, interface), SET_BY_LAUNCHER: " ".join(names)})
+    used = os.environ.get("GLOO_SOCKET_IFNAME", "any interface")
+    print(f"launch: {options.local_addr} on {used}, meeting at {_endpoint_text(options)}", file=sys.stderr)
 
 
 def _status_after_signal(number: signal.Signals, job: Job) -> int:

@@ -13,10 +13,10 @@ first, rounded up.
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -410,32 +410,8 @@ class Window(NamedTuple):
         return sum(stop - start for start, stop in self.ranges)
 
 
-@dataclass
-class Order:
-    """The order of a split's rows in one epoch, as windows; without `shuffle`, the order on disk.
-
-    rows: of the split, drawn negatives included.
-    """
-
-    rows: int
-    config: DataConfig
-    seed: int = 0
-    epoch: int = 0
-    shuffle: bool = False
-
-    def windows(self) -> Iterator[Window]:
-        """Yield the windows."""
-        block_rows, window_blocks = self.config.shuffle_block_rows, self.config.shuffle_window_blocks
-        starts = np.arange(0, self.rows, block_rows)
-        if self.shuffle:
-            # The stream of blocks ends with 0, those of windows with 1 and more, so that no two are equal.
-            np.random.default_rng([self.seed, self.epoch, 0]).shuffle(starts)
-        stops, first = np.minimum(starts + block_rows, self.rows), 0
-        for number, block in enumerate(range(0, len(starts), window_blocks)):
-            blocks = slice(block, block + window_blocks)
-            window = Window(first, [*zip(starts[blocks].tolist(), stops[blocks].tolist(), strict=True)], 1 + number)
-            yield window
-            first += window.size
+# The order of a split's rows in one epoch: seed, epoch, and whether rows are permuted; if not, it is the order on disk.
+Order: TypeAlias = tuple[int, int, bool]
 
 
 class SplitReader:
@@ -474,8 +450,7 @@ class SplitReader:
 
     def train_batches(self, global_batch_size: int, seed: int, epoch: int, first: int) -> Iterator[Batch]:
         """Yield this process's parts of the epoch's global batches from number `first` on."""
-        config = self._config
-        order = Order(self.rows, config, seed, epoch, config.shuffle)
+        order = seed, epoch, self._config.shuffle
         num_whole = self.rows // global_batch_size
         _, _, valid = self._part(global_batch_size)
         for batch in self._batches(global_batch_size, range(first, num_whole), order):
@@ -489,7 +464,22 @@ class SplitReader:
         The last batch is padded to the size of the others.
         """
         batches = range(-(-self.rows // global_batch_size))
-        return self._batches(global_batch_size, batches, Order(self.rows, self._config))
+        return self._batches(global_batch_size, batches, (0, 0, False))
+
+    def _windows(self, order: Order) -> Iterator[Window]:
+        """Yield the windows of the rows, drawn negatives included."""
+        seed, epoch, is_shuffled = order
+        block_rows, window_blocks = self._config.shuffle_block_rows, self._config.shuffle_window_blocks
+        starts = np.arange(0, self.rows, block_rows)
+        if is_shuffled:
+            # The stream of blocks ends with 0, those of windows with 1 and more, so that no two are equal.
+            np.random.default_rng([seed, epoch, 0]).shuffle(starts)
+        stops, first = np.minimum(starts + block_rows, self.rows), 0
+        for number, block in enumerate(range(0, len(starts), window_blocks)):
+            blocks = slice(block, block + window_blocks)
+            window = Window(first, [*zip(starts[blocks].tolist(), stops[blocks].tolist(), strict=True)], 1 + number)
+            yield window
+            first += window.size
 
     def _last_batch(self, global_batch_size: int, order: Order) -> Batch:
         """Return this process's part of the rows that fill no whole batch; they come last.
@@ -501,7 +491,7 @@ class SplitReader:
         _, local, valid = self._part(remainder)
         begin, parts = self._rank * local, []
         numbers = np.minimum(np.arange(begin, begin + local), remainder - 1) + num_whole * global_batch_size
-        for window in order.windows():
+        for window in self._windows(order):
             rows = numbers[(numbers >= window.first) & (numbers < window.first + window.size)] - window.first
             if len(rows):
                 parts.append(self._load(order, window, rows))
@@ -534,7 +524,7 @@ class SplitReader:
         size: rows of a global batch. part: the rows among them that this process takes.
         """
         previous = None
-        for window in order.windows():
+        for window in self._windows(order):
             end = window.first + window.size
             numbers = np.arange(max(batches.start, window.first // size), min(batches.stop, -(-end // size)))
             rows = (numbers[:, None] * size + np.arange(part.start, part.stop)).reshape(-1) - window.first
@@ -549,13 +539,13 @@ class SplitReader:
 
     def _load(self, order: Order, window: Window, rows: NDArray[np.int64]) -> RowArrays:
         """Return these rows of a window by their places in its order, negatives as drawn for this seed and epoch."""
-        places = np.arange(window.size)
+        places, (seed, epoch, is_shuffled) = np.arange(window.size), order
         # Each window has a stream of its own, so a process that leaves windows out draws the others unchanged.
-        if order.shuffle:
-            np.random.default_rng([order.seed, order.epoch, window.seed]).shuffle(places)
+        if is_shuffled:
+            np.random.default_rng([seed, epoch, window.seed]).shuffle(places)
         places = places[rows]
         if self._negatives is not None:
-            return self._negatives.read(window.ranges, places, order.seed, order.epoch)
+            return self._negatives.read(window.ranges, places, seed, epoch)
         return self._shards.read(window.ranges, places)
 
     def _cut(self, windows: Iterator[RowArrays], size: int, count: int) -> Iterator[list[RowArrays]]:

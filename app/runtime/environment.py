@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from ipaddress import ip_address
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from app.config.train import EnvironmentConfig
 from common.cli import EXIT_BAD_INPUT
@@ -100,23 +100,11 @@ ANYWHERE = "198.51.100.1"  # in a documentation network (RFC 5737): its route is
 RESOLVE_SECONDS = 60.0  # names of pods and new machines may appear late
 
 
-class Way(NamedTuple):
-    """Route to an endpoint: the endpoint's address, this machine's own address towards it, and that one's interface."""
+def route_to(host: str) -> tuple[str, str | None, bool]:
+    """Return this machine's address towards a host, that address's interface, and whether the host is this machine.
 
-    endpoint: str
-    address: str
-    interface: str | None
-
-    @property
-    def is_own(self) -> bool:
-        """Whether the endpoint is this machine."""
-        return self.endpoint == self.address or is_loopback(self.endpoint)
-
-
-def route_to(host: str) -> Way:
-    """Return the route to a host; if its name means loopback here, the address by which others reach this machine.
-
-    No packet is sent: a connected UDP socket has the address of its route.
+    If the host's name means loopback here, the address is the one by which others reach this machine. No packet is
+    sent: a connected UDP socket has the address of its route.
     """
     until = time.monotonic() + RESOLVE_SECONDS
     while True:
@@ -139,7 +127,7 @@ def route_to(host: str) -> Way:
         candidates = [_own_address(ANYWHERE), *interfaces()]
         reachable = (candidate for candidate in candidates if candidate is not None and not is_loopback(candidate))
         address = next(reachable, address)
-    return Way(endpoint, address, interfaces().get(address))
+    return address, interfaces().get(address), endpoint == address or is_loopback(endpoint)
 
 
 def interfaces() -> dict[str, str]:

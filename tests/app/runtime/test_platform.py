@@ -143,8 +143,7 @@ from app.runtime import environment as network
 from common.errors import UserError
 for host in sys.argv[1:]:
     try:
-        way = network.route_to(host)
-        print(json.dumps([way.address, way.interface, way.is_own]))
+        print(json.dumps(network.route_to(host)))
     except UserError as error:
         print(json.dumps(str(error)))
 """
