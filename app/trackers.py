@@ -30,9 +30,6 @@ class Tracker(Protocol):
     def event(self, event: Event) -> None:
         """Show one event of metrics.jsonl."""
 
-    def curves(self, curves: Curves) -> None:
-        """Show an evaluation's curves."""
-
     def close(self, summary: Summary | None) -> None:
         """Show the summary, if there is one, and close the view."""
 
@@ -114,9 +111,9 @@ class Trackers:
         self._call_each(lambda tracker: tracker.event(event))
 
     def curves(self, curves: Curves | None) -> None:
-        """Show an evaluation's curves; None on ranks that have none."""
+        """Show an evaluation's curves in TensorBoard; None on ranks that have none."""
         if curves is not None:
-            self._call_each(lambda tracker: tracker.curves(curves))
+            self._call_each(lambda tracker: tracker.curves(curves) if isinstance(tracker, TensorBoard) else None)
 
     def close(self, summary: Summary | None) -> None:
         """Close all trackers, with the run's summary if it has one."""

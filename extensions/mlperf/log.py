@@ -9,7 +9,7 @@ from typing import Any
 
 from app.config.app_config import AppConfig
 from app.config.train import samples_of, steps_per_epoch
-from app.metrics.documents import Curves, EvaluationEvent, Event, TrainEvent
+from app.metrics.documents import EvaluationEvent, Event, TrainEvent
 from app.record.documents import Summary
 from app.trackers import Setting
 from common.command import RedactingFormatter
@@ -147,9 +147,6 @@ class MLPerf:
         while not self._by_block and step >= (self._epoch + 1) * self._steps_per_epoch:
             self._start_part()
             self._stop_part(step, int(time.time() * 1000))
-
-    def curves(self, curves: Curves) -> None:
-        """Do nothing: MLPerf has no curves."""
 
     def close(self, summary: Summary | None) -> None:
         """Log the end of the run: success if a target was reached, else aborted. An interrupted run has no end yet."""

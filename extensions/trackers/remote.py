@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from app.metrics.documents import Curves, Event
+from app.metrics.documents import Event
 from app.record.documents import Summary
 from app.trackers import Setting, figures
 from common.errors import UserError
@@ -46,8 +46,6 @@ class MLflow:
             metrics = [self._entities.Metric(tag, value, stamp, step) for tag, value in figures(event).items()]
             self._client.log_batch(self._id, metrics=metrics, synchronous=False)
 
-    def curves(self, curves: Curves) -> None: ...
-
     def close(self, summary: Summary | None) -> None:
         """End the remote run: FINISHED if training completed or reached its target, else FAILED."""
         is_complete = summary is not None and summary.status in ("completed", "target_reached")
@@ -71,8 +69,6 @@ class WeightsAndBiases:
         """Send an event, unless it is of an earlier step: W&B takes steps in order only."""
         if event.step >= self._run.step:
             self._run.log(figures(event), step=event.step)
-
-    def curves(self, curves: Curves) -> None: ...
 
     def close(self, summary: Summary | None) -> None:
         """End the remote run: exit code 0 if training completed or reached its target, else 1."""
