@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -213,14 +213,9 @@ def table_of(key: str) -> str | None:
     return match[1] if match else None
 
 
-class Vectors(NamedTuple):
-    """The features' vectors [B, F, D] float32.
-
-    order: None if vectors come in the features' order; else the place [F] of each feature's vector, and its inverse.
-    """
-
-    values: Tensor
-    order: Order = None
+# The features' vectors [B, F, D] float32, and their order: None if they come in the features' order; else the place [F]
+# of each feature's vector, and its inverse.
+Vectors: TypeAlias = tuple[Tensor, Order]
 
 
 class TableArch(nn.Module):
@@ -308,7 +303,7 @@ class SparseArch(TableArch):
                 order = torch.tensor([keys.index(name) for name in self.feature_names], device=values.device)
                 self._order = order, order.argsort()
             self._order_known = True
-        return Vectors(values, self._order)
+        return values, self._order
 
 
 def make_sparse_arch(

@@ -168,7 +168,7 @@ class SpecialSparseArch(SparseArch):
         if pooled is not None and not has_more:
             return lambda: self._order_pooled(pooled)
         rows = {key: ids for collection in self.rows.values() for key, ids in collection(features).items()}
-        return lambda: Vectors(self._assemble({} if pooled is None else pooled.to_dict(), rows, sparse_features))
+        return lambda: (self._assemble({} if pooled is None else pooled.to_dict(), rows, sparse_features), None)
 
     def table_ids(self, sparse_features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Return the ids that index the tables: the features' own, or their quotients and remainders."""

@@ -60,4 +60,4 @@ class GivenVectors(nn.Module):
 
     def forward(self, values: Tensor) -> Callable[[], Vectors]:
         """Return the vectors in the form of SparseArch."""
-        return lambda: Vectors(values)
+        return lambda: (values, None)

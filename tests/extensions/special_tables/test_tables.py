@@ -85,7 +85,7 @@ def test_vectors_and_gradients_equal_the_oracle(case: str, neighbour: str, multi
     assert multi_hot or not module.rows  # one id is pooled where it lies
     draw_values(module)
     batch = draw_bags(seed=1, multi_hot=multi_hot)
-    outputs = module(as_kjt(batch))().values
+    outputs = module(as_kjt(batch))()[0]
     vectors = _oracle_vectors(module, batch)
     expected = torch.stack([vectors[feature] for feature in FEATURES], dim=1)
     torch.testing.assert_close(outputs, expected)
@@ -105,7 +105,7 @@ def test_fixed_row_weights_come_from_their_file_and_stay(tmp_path: Path) -> None
     assert not [name for name, _ in module.named_parameters() if "row_weights" in name]
     batch = draw_bags(seed=3)
     expected = reference.pool(batch["b"], [weight_of(module, "t_b")], "plain", "sum", torch.from_numpy(weights).float())
-    torch.testing.assert_close(module(as_kjt(batch))().values[:, 1], expected)
+    torch.testing.assert_close(module(as_kjt(batch))()[0][:, 1], expected)
     np.save(tmp_path / "b.npy", weights[:-1])
     with pytest.raises(UserError, match=r"b.npy: float64 \(29,\); the row weights of b must be 30 finite"):
         make(tables)
@@ -113,7 +113,7 @@ def test_fixed_row_weights_come_from_their_file_and_stay(tmp_path: Path) -> None
     loaded = make(tables, initial=False)  # as a checkpoint's model is made
     draw_values(loaded)
     loaded.load_state_dict(module.state_dict())
-    torch.testing.assert_close(loaded(as_kjt(batch))().values[:, 1], expected)
+    torch.testing.assert_close(loaded(as_kjt(batch))()[0][:, 1], expected)
 
 
 @pytest.mark.parametrize(
