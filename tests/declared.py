@@ -20,7 +20,7 @@ from data_prep.dataset.format import JsonObject
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("app", "data_prep", "extensions")
-DECLARES = re.compile(r"^class .*\b(?:Struct|OpenDocument|JsonObject|Provenance)\b", re.MULTILINE)
+DECLARES = re.compile(r"^class .*\b(?:Struct|OpenDocument|JsonObject|Provenance|Plan)\b", re.MULTILINE)
 FILE = re.compile(r"\S+\.jsonl?( of an? \w+)?(?=: )")  # how the docstring of a whole file's document begins
 
 
