@@ -1,7 +1,7 @@
-"""Arrays written whole with their checksum, ranges of files read ahead of use, and the progress of a stage.
+"""Arrays written whole with their checksum, by direct I/O where it helps; read ahead of use.
 
-Files are written by direct I/O where the file system can: in the page cache they would take the place of raw files that
-are still to be read. File systems without it use the page cache.
+A chunk's files are written once and read once. In the page cache, each page would first have to be found and cleared,
+which can take longer than all work on the rows. File systems without direct I/O use the page cache.
 """
 
 import errno
@@ -25,98 +25,180 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from tqdm import tqdm
 
-from common.files import FileDigest, format_bytes, temporary_path
+from common.files import FileDigest, digest_file, format_bytes, temporary_path
 
 if TYPE_CHECKING:
     from data_prep.executor import Counters
 
 PAGE_BYTES = 4096
-PIECE_BYTES = 4 << 20  # written while the next piece is filled
+PIECE_BYTES = 4 << 20  # checksummed while the previous piece is written
+MAX_WRITES = 2  # pieces being written while the next is filled
+MAX_HELD_BYTES = 64 << 20  # per file, enough for a chunk of the default size; longer files are written in steps
 READ_AHEAD = 2  # ranges read ahead
 DIRECT = getattr(os, "O_DIRECT", 0)
 
 
-class FileWriter(AbstractContextManager["FileWriter"]):
-    """Writes and checksums a file, which appears with `close`; leaving the context without `close` removes it.
-
-    Args:
-        path: path of the file.
-        checksum: constructor of the checksum, such as `hashlib.sha256`.
-    """
-
-    def __init__(self, path: Path, checksum: Callable[[], Any] = hashlib.sha256) -> None:
-        self.path = path
-        self._checksum, self._bytes = checksum(), 0
-        self._temporary = temporary_path(path)
-        self._file: int | None = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        self._piece, self._filled = _empty_pages(PIECE_BYTES), 0
-        self._thread, self._write = ThreadPoolExecutor(1), Future[None]()
-        self._write.set_result(None)
-
-    def __exit__(self, *_: object) -> None:
-        self.abandon()
-
-    def append(self, array: NDArray[Any]) -> None:
-        """Append the bytes of an array; each full piece is written in the background."""
-        rest = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        while len(rest):
-            out = self._piece[self._filled :][: len(rest)]
-            out[:] = rest[: len(out)]
-            self._filled += len(out)
-            rest = rest[len(out) :]
-            if self._filled == PIECE_BYTES:
-                self._send()
-
-    def close(self) -> FileDigest:
-        """Write the rest, give the file its name, and return its size and checksum."""
-        try:
-            self._send()
-            self._write.result()
-            self._temporary.replace(self.path)
-        finally:
-            self.abandon()
-        return FileDigest(self._bytes, self._checksum.hexdigest())
-
-    def abandon(self) -> None:
-        """Stop writing, and remove an unfinished file; no effect after `close`."""
-        self._thread.shutdown()
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-            self._temporary.unlink(missing_ok=True)
-
-    def _send(self) -> None:
-        """Write the piece in the background, once the one before is written."""
-        assert self._file is not None
-        content = self._piece[: self._filled].data
-        self._checksum.update(content)
-        self._write.result()
-        self._write = self._thread.submit(_write_past_cache, self._file, content, self._bytes)
-        self._bytes += len(content)
-        self._piece, self._filled = _empty_pages(PIECE_BYTES), 0
-
-
-def _empty_pages(num_bytes: int) -> NDArray[np.uint8]:
+def empty_pages(num_bytes: int) -> NDArray[np.uint8]:
     """Allocate memory [num_bytes] that begins at a page, as direct I/O requires."""
     memory = np.empty(num_bytes + PAGE_BYTES, np.uint8)
     start = -memory.ctypes.data % PAGE_BYTES
     return memory[start : start + num_bytes]
 
 
-def _write_past_cache(file: int, content: memoryview, offset: int) -> None:
-    """Write whole pages at an offset, a multiple of PAGE_BYTES, without the page cache if possible; then the rest."""
-    whole = len(content) // PAGE_BYTES * PAGE_BYTES if DIRECT else 0
-    flags = fcntl.fcntl(file, fcntl.F_GETFL)
+class FileWriter(AbstractContextManager["FileWriter"]):
+    """Writes and checksums a file, which appears with `close`; leaving the context without `close` abandons it.
+
+    Args:
+        path: path of the file.
+        checksum: constructor of the checksum, such as `hashlib.sha256`.
+        is_buffered: whether the first bytes are known only at the end. The file then stays in memory up to
+            MAX_HELD_BYTES; a longer one is read again for its checksum.
+    """
+
+    def __init__(self, path: Path, checksum: Callable[[], Any] = hashlib.sha256, is_buffered: bool = False) -> None:
+        self.path = path
+        self.bytes = 0
+        self._start_checksum, self._checksum = checksum, checksum()
+        # Spilled: the file became longer than MAX_HELD_BYTES, so its first pieces are on disk, not yet in the checksum.
+        self._is_buffered, self._is_spilled = is_buffered, False
+        self._temporary = temporary_path(path)
+        self._file: int | None = None
+        self._pieces: list[NDArray[np.uint8]] = []
+        self._begin = 0  # offset of the first piece
+        self._threads = ThreadPoolExecutor(1)  # starts its thread at the first write
+        self._writes: deque[Future[None]] = deque()
+
+    def __exit__(self, *_: object) -> None:
+        self.abandon()
+
+    def append(self, array: NDArray[Any]) -> None:
+        """Append the bytes of an array, copied to pieces of PIECE_BYTES; a full piece is written in the background."""
+        rest = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        while len(rest):
+            out = self._free_part()[: len(rest)]
+            out[:] = rest[: len(out)]
+            self.bytes += len(out)
+            rest = rest[len(out) :]
+
+    def extend(self, shape: tuple[int, ...], dtype: DTypeLike, fill: Callable[[NDArray[Any]], object]) -> None:
+        """Append an array that `fill` writes to the memory it receives, if possible the file's own."""
+        num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        # An array that crosses the end of a piece has no contiguous memory there, so it is made elsewhere and copied.
+        out = self._free_part()[:num_bytes]
+        if len(out) < num_bytes:
+            array = np.empty(shape, dtype)
+            fill(array)
+            self.append(array)
+        else:
+            fill(out.view(dtype).reshape(shape))
+            self.bytes += num_bytes
+
+    def read_into(self, offset: int, target: NDArray[Any]) -> None:
+        """Fill an array with the bytes from an offset on; only if the writer is buffered."""
+        if self._is_spilled:
+            self._send_all()
+            self._wait_for_writes(0)
+            assert self._file is not None
+            os.preadv(self._file, [target.data], offset)
+            return
+        rest = target.view(np.uint8)
+        while len(rest):
+            number, start = divmod(offset, PIECE_BYTES)
+            count = min(len(rest), PIECE_BYTES - start)
+            rest[:count] = self._pieces[number][start : start + count]
+            rest, offset = rest[count:], offset + count
+
+    def close(self, header: bytes = b"") -> FileDigest:
+        """Write the rest, replace the first bytes by `header`, and give the file its name."""
+        try:
+            if header and not self._is_spilled:
+                self._pieces[0][: len(header)] = np.frombuffer(header, np.uint8)
+            self._send_all()
+            self._wait_for_writes(0)
+            if self._is_spilled:
+                assert self._file is not None
+                os.pwrite(self._file, header, 0)
+                digest = digest_file(self._temporary, self._start_checksum)
+            else:
+                digest = FileDigest(self.bytes, self._checksum.hexdigest())
+            self._temporary.replace(self.path)
+        finally:
+            self.abandon()
+        return digest
+
+    def abandon(self) -> None:
+        """Stop writing, and remove an unfinished file; no effect after `close`."""
+        self._threads.shutdown(cancel_futures=True)
+        self._pieces.clear()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+            self._temporary.unlink(missing_ok=True)
+
+    def _free_part(self) -> NDArray[np.uint8]:
+        """Return the unfilled bytes of the last piece or, where it is full, all bytes of a new piece."""
+        if self.bytes == self._begin + PIECE_BYTES * len(self._pieces):
+            if not self._is_buffered:
+                self._send_all()
+            elif len(self._pieces) >= max(1, MAX_HELD_BYTES // PIECE_BYTES):
+                self._is_spilled = True
+                self._send_all()
+            self._pieces.append(empty_pages(PIECE_BYTES))
+        return self._pieces[-1][(self.bytes - self._begin) % PIECE_BYTES :]
+
+    def _send_all(self) -> None:
+        """Write all pieces in the background, including the filled part of the last one."""
+        if self._file is None:
+            self._file = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        pieces, begin = self._pieces, self._begin
+        self._pieces, self._begin = [], self.bytes
+        while pieces:
+            content = pieces.pop(0)[: self.bytes - begin].data
+            # A piece is checksummed while the previous one is written; few may wait, so that memory stays bounded.
+            self._wait_for_writes(MAX_WRITES - 1)
+            self._writes.append(self._threads.submit(write_past_cache, self._file, content, begin))
+            if not self._is_spilled:
+                self._checksum.update(content)
+            begin += len(content)
+
+    def _wait_for_writes(self, max_pieces: int) -> None:
+        """Wait until at most `max_pieces` writes are pending."""
+        while len(self._writes) > max_pieces:
+            self._writes.popleft().result()
+
+
+def write_past_cache(file: int, content: memoryview, offset: int) -> None:
+    """Write whole pages at an offset without the page cache if possible, and the rest through it."""
+    # Direct I/O takes whole pages, so the end of a file goes through the cache.
+    whole = len(content) // PAGE_BYTES * PAGE_BYTES
+    if offset % PAGE_BYTES == 0 and set_direct(file, True):
+        try:
+            _write_all(file, content[:whole], offset)
+            offset, content = offset + whole, content[whole:]
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # raised if the file system cannot after all
+                raise
+        set_direct(file, False)
+    _write_all(file, content, offset)
+
+
+def set_direct(file: int, is_direct: bool) -> bool:
+    """Turn direct I/O (O_DIRECT) of an open file on or off; return whether it is possible."""
+    flags = fcntl.fcntl(file, fcntl.F_GETFL) & ~DIRECT
     try:
-        fcntl.fcntl(file, fcntl.F_SETFL, flags | DIRECT)
-        done = os.pwrite(file, content[:whole], offset) if whole else 0
+        fcntl.fcntl(file, fcntl.F_SETFL, flags | DIRECT if is_direct else flags)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # raised where the file system cannot
+        if error.errno != errno.EINVAL:
             raise
-        done = 0
-    fcntl.fcntl(file, fcntl.F_SETFL, flags)
-    while done < len(content):
-        done += os.pwrite(file, content[done:], offset + done)
+        return False
+    return DIRECT != 0
+
+
+def _write_all(file: int, content: memoryview, offset: int) -> None:
+    """Write all bytes at an offset."""
+    while content:
+        count = os.pwrite(file, content, offset)
+        content, offset = content[count:], offset + count
 
 
 class FileRange(NamedTuple):
@@ -126,13 +208,18 @@ class FileRange(NamedTuple):
     offset: int
     num_bytes: int
 
+    @property
+    def page_bytes(self) -> int:
+        """Return the bytes of memory for reading the range, with all pages that it touches."""
+        return (-(-self.num_bytes // PAGE_BYTES) + 2) * PAGE_BYTES
+
 
 def read_ranges(ranges: Iterable[FileRange]) -> Iterator[NDArray[np.uint8]]:
     """Yield the bytes of each range; up to READ_AHEAD further ranges are read in the background."""
     coming: deque[Future[NDArray[np.uint8]]] = deque()
     with ThreadPoolExecutor(READ_AHEAD) as readers:
         for part in ranges:
-            out = np.empty(part.num_bytes, np.uint8)  # not in a reader, whose memory no later thread reuses
+            out = empty_pages(part.page_bytes)  # not in a reader, whose memory no later thread reuses
             coming.append(readers.submit(_read_range, part, out))
             if len(coming) > READ_AHEAD:
                 yield coming.popleft().result()
@@ -141,12 +228,34 @@ def read_ranges(ranges: Iterable[FileRange]) -> Iterator[NDArray[np.uint8]]:
 
 
 def _read_range(part: FileRange, out: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Read a range into `out`, and return it; raise OSError if the file is shorter."""
-    with open(part.path, "rb") as file:
-        file.seek(part.offset)
-        if file.readinto(out.data) < part.num_bytes:
-            raise OSError(errno.EIO, "shorter than it was", str(part.path))
-    return out
+    """Read the whole pages around a range into `out`, and return the range."""
+    first = part.offset // PAGE_BYTES * PAGE_BYTES
+    count = part.offset - first + part.num_bytes
+    out = out[: -(-count // PAGE_BYTES) * PAGE_BYTES]
+    file = os.open(part.path, os.O_RDONLY)
+    try:
+        is_direct = set_direct(file, True)
+        # A file system may accept the flag and refuse the read.
+        try:
+            _read_all(file, part.path, out, first, count)
+        except OSError as error:
+            if not is_direct or error.errno != errno.EINVAL:
+                raise
+            set_direct(file, False)
+            _read_all(file, part.path, out, first, count)
+    finally:
+        os.close(file)
+    return out[part.offset - first : count]
+
+
+def _read_all(file: int, path: Path, out: NDArray[np.uint8], offset: int, num_bytes: int) -> None:
+    """Read num_bytes at an offset into `out`; raise OSError if the file is shorter. `path`: for the error."""
+    bytes_read = 0
+    while bytes_read < num_bytes:
+        count = os.preadv(file, [out[bytes_read:].data], offset + bytes_read)
+        if not count:
+            raise OSError(errno.EIO, "shorter than it was", str(path))
+        bytes_read += count
 
 
 BLOCK_BYTES = 2 << 20  # A few blocks fit the outer caches.
@@ -221,30 +330,47 @@ class ArrayWriter(AbstractContextManager["ArrayWriter"]):
         path: path of the file, in an existing directory.
         dtype: dtype of the values.
         width: values per row; None for an array of one dimension.
-        rows: number of rows.
+        rows: number of rows, or None if it is known only at the end; see `FileWriter`.
         checksum: constructor of the checksum, such as `hashlib.sha256`.
     """
 
     def __init__(
-        self, path: Path, dtype: DTypeLike, width: int | None, rows: int, checksum: Callable[[], Any] = hashlib.sha256
+        self,
+        path: Path,
+        dtype: DTypeLike,
+        width: int | None,
+        rows: int | None,
+        checksum: Callable[[], Any] = hashlib.sha256,
     ) -> None:
         self.path = path
-        self._dtype, self._missing = np.dtype(dtype), rows
-        self._file = FileWriter(path, checksum)
-        self._file.append(np.frombuffer(npy_header(self._dtype, rows, width), np.uint8))
+        self.rows = 0  # written so far
+        self._dtype, self._width, self._total = np.dtype(dtype), width, rows
+        self._file = FileWriter(path, checksum, is_buffered=rows is None)
+        self._file.append(np.frombuffer(npy_header(self._dtype, rows or 0, width), np.uint8))
 
     def __exit__(self, *_: object) -> None:
-        self._file.abandon()
+        self.abandon()
 
     def append(self, rows: NDArray[Any]) -> None:
         """Append [rows, width], or [rows] values if the width is 1 or None."""
         self._file.append(np.ascontiguousarray(rows, self._dtype))
-        self._missing -= len(rows)
+        self.rows += len(rows)
+
+    def extend(self, rows: int, fill: Callable[[NDArray[Any]], object]) -> None:
+        """Append rows; `fill` writes them to the array [rows, width] that it receives."""
+        self._file.extend((rows, 1 if self._width is None else self._width), self._dtype, fill)
+        self.rows += rows
 
     def close(self) -> FileDigest:
         """Write the rest, give the file its name, and return its size and checksum."""
-        assert not self._missing, f"{self.path}: {self._missing} rows are missing"
+        if self._total is None:
+            return self._file.close(npy_header(self._dtype, self.rows, self._width))
+        assert self.rows == self._total, f"{self.path}: {self.rows} rows of {self._total}"
         return self._file.close()
+
+    def abandon(self) -> None:
+        """Remove an unfinished file; no effect after `close`."""
+        self._file.abandon()
 
 
 def write_array(path: Path, array: NDArray[Any], checksum: Callable[[], Any] = hashlib.sha256) -> FileDigest:
@@ -279,12 +405,15 @@ def open_array(path: Path) -> NDArray[Any]:
     return array
 
 
+def rows_range(path: Path, start: int, stop: int, width: int, dtype: DTypeLike) -> FileRange:
+    """Return the byte range of rows start..stop of a .npy file [rows, width]."""
+    row_bytes = width * np.dtype(dtype).itemsize
+    return FileRange(path, HEADER_BYTES + start * row_bytes, (stop - start) * row_bytes)
+
+
 def read_rows(blocks: Sequence[tuple[Path, int, int]], width: int, dtype: DTypeLike) -> Iterator[NDArray[Any]]:
     """Yield rows start..stop of the .npy file [rows, width] for each of `blocks`; the next block is read ahead."""
-    row_bytes = width * np.dtype(dtype).itemsize
-    ranges = (
-        FileRange(path, HEADER_BYTES + start * row_bytes, (stop - start) * row_bytes) for path, start, stop in blocks
-    )
+    ranges = (rows_range(*block, width, dtype) for block in blocks)
     for (_, start, stop), content in zip(blocks, read_ranges(ranges), strict=True):
         yield content.view(dtype).reshape(stop - start, width)
 

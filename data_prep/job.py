@@ -76,6 +76,7 @@ from data_prep.dataset.kinds import ROWS, DatasetKind, SchemaProposer, kind_of_s
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY
 from data_prep.dataset.options import CRITEO, LabelKind, Schema, Table, to_json
 from data_prep.executor import Counters
+from data_prep.io import MAX_HELD_BYTES
 from data_prep.lookup import VOCABULARY_DIRECTORY
 from data_prep.parsing.formats import format_named
 from data_prep.parsing.table_yaml import drop_empty_files, load_table, schema_path
@@ -459,18 +460,20 @@ def worker_bytes(data: DataConfig, job: Job, stage: Literal["parse", "stream", "
     num_bytes = WORKER_BYTES + (ARROW_BYTES if is_own else 0)
     if stage == "fit":  # a feature's counts, and as much again to merge and rank them
         return num_bytes + 2 * counts_bytes(data)
-    block_bytes = 40 * MEBIBYTE
+    # Until they are written, a chunk's files hold two long ones and the labels, or all rows: 160 bytes each, of which
+    # the text is 41 bytes at least.
+    unwritten_bytes, block_bytes = min(2 * MAX_HELD_BYTES + 16 * MEBIBYTE, 4 * chunk_bytes), 40 * MEBIBYTE
     if stage == "encode":
-        # Of a shuffled row: packed in its chunk, with its place, or in a window of a shard, with the input.
+        # Of a shuffled row: a shard, whole or as two windows, with its input or with chunks as packed rows.
         shard_rows = max(1, job.shard_bytes // SHUFFLED_ROW_BYTES)
-        return num_bytes + block_bytes + (232 * shard_rows if job.rules.is_arranged else 0)
+        return num_bytes + block_bytes + unwritten_bytes + (232 * shard_rows if job.rules.is_arranged else 0)
     chunks = 2 if stage == "stream" else 1
     if is_own:  # a block's rows as lists of Python texts and in Arrow; and short rows, all different, being coded
         return num_bytes + 120 * MEBIBYTE + chunks * 8 * chunk_bytes
-    # A row takes 160 bytes until its chunk is written, and its text at least 80. To count values, their codes take as
-    # much again as the values, 104 bytes, and a column that is sorted 26.
-    to_count = int(1.65 * chunk_bytes) if job.rules.order is not None else 0
-    return num_bytes + block_bytes + chunks * 2 * chunk_bytes + to_count
+    # One column of the most rows, being sorted and counted, takes 0.65 bytes per byte of text; all columns as codes or
+    # values before writing take 2, as a field of one byte does.
+    to_count = int(2.65 * chunk_bytes) if job.rules.order is not None else 0
+    return num_bytes + block_bytes + chunks * unwritten_bytes + to_count
 
 
 def counts_bytes(data: DataConfig) -> int:

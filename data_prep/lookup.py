@@ -236,9 +236,11 @@ def hash_block(sparse: NDArray[np.uint32], modulus: np.uint32, ids: NDArray[np.i
         results[i] = np.int32(remainder)
 
 
-def encode_hash(sparse: NDArray[np.uint32], max_ind_range: int) -> NDArray[np.int32]:
-    """Return the values modulo max_ind_range as int32 in the same shape."""
-    ids = np.empty(sparse.shape, np.int32)
+def encode_hash(
+    sparse: NDArray[np.uint32], max_ind_range: int, ids: NDArray[np.int32] | None = None
+) -> NDArray[np.int32]:
+    """Return the values modulo max_ind_range as int32 in the same shape; writes to `ids` if given."""
+    ids = np.empty(sparse.shape, np.int32) if ids is None else ids
     hash_block(sparse, np.uint32(max_ind_range), ids)
     return ids
 
@@ -285,9 +287,9 @@ def log1p_table() -> NDArray[np.float32]:
     return np.log1p(np.arange(LOG1P_TABLE_SIZE, dtype=np.float64)).astype(np.float32)
 
 
-def encode_dense(dense: NDArray[np.int32]) -> NDArray[np.float32]:
-    """Return log(1 + max(x, 0)) of each value as float32."""
-    result = np.empty(dense.shape, np.float32)
+def encode_dense(dense: NDArray[np.int32], result: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+    """Return log(1 + max(x, 0)) of each value as float32; writes to `result` if given."""
+    result = np.empty(dense.shape, np.float32) if result is None else result
     log1p_block(dense, log1p_table(), result)
     return result
 
@@ -335,10 +337,11 @@ def transform_dense(
     dense_range: DenseRange | None = None,
     wraps: bool = False,
     column_transforms: Sequence[ColumnTransform] = (),
+    result: NDArray[Any] | None = None,
 ) -> NDArray[Any]:
     """Apply a transform to all columns but those of `column_transforms`, which have their own.
 
-    The result has the transform's dtype.
+    The result has the transform's dtype; it is written to `result` [rows, N] if given, which is contiguous.
 
     Args:
         dense: [rows, N] int32, or float64 for a user's table; 0 if missing.
@@ -347,12 +350,15 @@ def transform_dense(
     """
     # The commonest case, log1p of Criteo's integers, needs no array of all rows beside the result.
     if transform is DenseTransform.log1p and dense.dtype == np.int32:
-        return encode_dense(dense)
+        return encode_dense(dense, result)
     low, high = (np.zeros(0), np.zeros(0)) if dense_range is None else dense_range
     with np.errstate(all="ignore"):  # numbers of the columns that follow may be too large
         converted = transform_numbers(dense, transform.value, low, high, wraps).astype(transform.dtype, copy=False)
     transform_columns(dense, column_transforms, converted)
-    return converted
+    if result is None:
+        return converted
+    result[:] = converted
+    return result
 
 
 TEXT_KINDS = ("texts", "offsets")

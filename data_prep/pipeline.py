@@ -40,7 +40,7 @@ from data_prep.stages import finish
 from data_prep.stages.fit import dense_ranges, fit_dense, fit_vocabularies, fitted_records, kept_values
 from data_prep.stages.parse import compare_md5s, compile_kernels, parse_sources, parse_tasks
 from data_prep.stages.place import order_rows, rows_by_source, split_sizes
-from data_prep.stages.write import ParsedChunk, make_shards, moves_to_dataset, write_generated
+from data_prep.stages.write import ParsedChunk, make_shards, moves_to_dataset, row_layout, write_generated
 
 
 def preprocess(data: DataConfig) -> Manifest:
@@ -181,7 +181,7 @@ def run_stages(data: DataConfig, job: Job) -> finish.Result:
             )
             for record, end in zip(records, ends, strict=True)
         ]
-        result.built = make_shards(job, chunks, result.rows, executor)
+        result.built = make_shards(job, chunks, result.rows, row_layout(job, result.num_values), executor)
         map_tables.cache_clear()  # or this process would keep the file of the tables, and its room on the disk
         result.peak_bytes, result.seconds = executor.peak_bytes, executor.seconds
     return result

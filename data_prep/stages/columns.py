@@ -17,6 +17,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,38 @@ from data_prep.vocabulary import FEW_CODES, MAX_CODES, Entries, refuse_collision
 ALIGNMENT = 8
 DICTIONARIES = "dictionaries"  # suffix of a chunk's file, for a user's own table
 ENTRY_BYTES = 16  # an entry of that file: value, count, first row
+
+
+class ValueBuffer:
+    """Values of a chunk during parsing, in memory, or in a temporary file if they are too many.
+
+    The file is never closed, so it gets no name: a buffered `FileWriter` serves as memory that may go to disk.
+    """
+
+    def __init__(self, path: Path, num_columns: int) -> None:
+        """path: temporary file for values that are too many for memory. num_columns: columns of each row."""
+        self._file = FileWriter(path, is_buffered=True)
+        self._num_columns = num_columns
+        self._block_rows: list[int] = []
+
+    def append(self, rows: NDArray[np.uint32]) -> None:
+        """Add a block of rows [rows, F]; the file holds each block column by column."""
+        self._file.extend(rows.shape[::-1], np.uint32, lambda out: np.copyto(out, rows.T))
+        self._block_rows.append(len(rows))
+
+    def column(self, number: int) -> NDArray[np.uint32]:
+        """Return a copy of a column's values [rows], from all blocks: counting may overwrite it."""
+        column = np.empty(sum(self._block_rows), np.uint32)
+        row = position = 0
+        for rows in self._block_rows:
+            self._file.read_into(position + VALUE_BYTES * number * rows, column[row : row + rows])
+            position += VALUE_BYTES * self._num_columns * rows
+            row += rows
+        return column
+
+    def abandon(self) -> None:
+        """Release the values."""
+        self._file.abandon()
 
 
 def code_dtype(num_values: int) -> np.dtype[Any]:

@@ -5,14 +5,15 @@ import fcntl
 import hashlib
 from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from operator import or_
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike
 
 from common.errors import UserError
 from common.files import FileDigest, digest_file
@@ -36,7 +37,7 @@ from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows,
 from data_prep.parsing.formats import Chunk, FileLayout, LineFormat, format_named, row_bytes, table_layout
 from data_prep.sources.discover import GIVEN, PUBLISHED, Source, given_md5s, refuse_same
 from data_prep.sources.line_blocks import LineBlocks, SourceStream, count_lines_before
-from data_prep.stages.columns import TableCategories, write_columns
+from data_prep.stages.columns import TableCategories, ValueBuffer, write_columns
 from data_prep.stages.fit import PARSED_COUNTS, write_counts
 from data_prep.vocabulary import Coding
 
@@ -123,7 +124,7 @@ def _parse_chunk(task: ParseTask, chunk: int, counters: Counters) -> ChunkRecord
 
 
 def _parse_stream(task: ParseTask, lines: LineBlocks, counters: Counters) -> list[ChunkRecord]:
-    """Parse all chunks of a source from its start; write one chunk while the next is parsed."""
+    """Parse all chunks of a source from its start; finish one chunk while the next is parsed."""
     job, source = task.job, task.source
     records: list[ChunkRecord] = []
     unfinished: list[Future[ChunkRecord]] = []  # at most one, since parsed rows stay in memory until finished
@@ -132,7 +133,12 @@ def _parse_stream(task: ParseTask, lines: LineBlocks, counters: Counters) -> lis
             chunk = len(records) + len(unfinished)
             record = load_record(job.chunk_stem(source, chunk), PARSED, ChunkRecord)
             parsed = _parse_lines(task, chunk, lines, counters) if record is None else None
-            records += [future.result() for future in unfinished]
+            try:
+                records += [future.result() for future in unfinished]
+            except BaseException:
+                if parsed is not None:
+                    parsed.abandon()
+                raise
             unfinished = [] if parsed is None else [finisher.submit(parsed.finish)]
             # The lines of a finished chunk are read again, as the next chunk begins where they end.
             if record is not None:
@@ -143,8 +149,8 @@ def _parse_stream(task: ParseTask, lines: LineBlocks, counters: Counters) -> lis
         return records + [future.result() for future in unfinished]
 
 
-def _parse_lines(task: ParseTask, chunk: int, lines: LineBlocks, counters: Counters) -> "ChunkRows":
-    """Parse the lines of one chunk, from where `lines` stands; the caller writes its files."""
+def _parse_lines(task: ParseTask, chunk: int, lines: LineBlocks, counters: Counters) -> "ChunkWriter":
+    """Parse the lines of one chunk, from where `lines` stands; the caller finishes its files."""
     job, source, stop = task.job, task.job.sources[task.source], (chunk + 1) * task.job.chunk_bytes
     if job.table is not None:
         form = format_named(job.table.format)
@@ -152,18 +158,18 @@ def _parse_lines(task: ParseTask, chunk: int, lines: LineBlocks, counters: Count
         batches = form.batches_of(source, lines, stop, *_columns_and_layout(job, job.table, source))
         return _parse_batches(task, job.table, chunk, batches, counters)
     buffer = empty_block(max_rows(BLOCK_BYTES) + 1)
-    chunk_rows = ChunkRows(job, task.source, chunk)
-    for block in lines.read_until(stop):
-        rows, position = parse_lines(block.buffer, block.start, block.end, *buffer)
-        if position != block.end:
-            line = bytes(block.buffer[position : block.end]).split(b"\n", 1)[0]
-            is_last = block.is_last and position + len(line) + 1 >= block.end
-            # Lines before the block are counted only for this error, as a task begins in the middle of a file.
-            row = count_lines_before(source, block.offset + position - block.start) + 1
-            raise UserError(diagnose_row(line, source.path, row, is_last))
-        chunk_rows.append(Block(buffer.labels[:rows], buffer.dense[:rows], buffer.sparse[:rows]))
-        counters.add(lines.advance(), rows)
-    return chunk_rows
+    with ChunkWriter(job, task.source, chunk) as files:
+        for block in lines.read_until(stop):
+            rows, position = parse_lines(block.buffer, block.start, block.end, *buffer)
+            if position != block.end:
+                line = bytes(block.buffer[position : block.end]).split(b"\n", 1)[0]
+                is_last = block.is_last and position + len(line) + 1 >= block.end
+                # Lines before the block are counted only for this error, as a task begins in the middle of a file.
+                row = count_lines_before(source, block.offset + position - block.start) + 1
+                raise UserError(diagnose_row(line, source.path, row, is_last))
+            files.append(Block(buffer.labels[:rows], buffer.dense[:rows], buffer.sparse[:rows]))
+            counters.add(lines.advance(), rows)
+    return files
 
 
 def _columns_and_layout(job: Job, table: Table, source: Source) -> tuple[list[str], FileLayout]:
@@ -176,21 +182,21 @@ def _columns_and_layout(job: Job, table: Table, source: Source) -> tuple[list[st
 
 def _parse_batches(
     task: ParseTask, table: Table, chunk: int, batches: Iterable[tuple[RawRows, int]], counters: Counters
-) -> "ChunkRows":
-    """Convert the rows of one chunk of a user's table; the caller writes its files."""
+) -> "ChunkWriter":
+    """Convert the rows of one chunk of a user's table; the caller finishes its files."""
     from data_prep.parsing.labels import convert_rows  # imports pyarrow, which Criteo's rows do not need
 
     forms = None if task.forms is None else dict(zip(table.sparse, task.forms, strict=True))
     limits = dense_limits(task.job.rules.dense_transform, table)
-    chunk_rows = ChunkRows(task.job, task.source, chunk)
-    for batch, num_bytes in batches:
-        chunk_rows.append(convert_rows(batch, table, limits=limits, forms=forms), batch)
-        counters.add(num_bytes, batch.rows)
-    return chunk_rows
+    with ChunkWriter(task.job, task.source, chunk) as files:
+        for batch, num_bytes in batches:
+            files.append(convert_rows(batch, table, limits=limits, forms=forms), batch)
+            counters.add(num_bytes, batch.rows)
+    return files
 
 
-class ChunkRows:
-    """Columns of a chunk during parsing, in memory until `finish` writes their files."""
+class ChunkWriter(AbstractContextManager["ChunkWriter"]):
+    """Writer of a chunk's files during parsing, which stay open after the context unless it fails, for `finish`."""
 
     def __init__(self, job: Job, source: int, chunk: int) -> None:
         self._job, self._source, self._chunk = job, source, chunk
@@ -198,41 +204,57 @@ class ChunkRows:
         self._is_raw, schema = job.needs_statistics, job.schema
         self._column_transforms = column_transforms(job.table, {})
         dense_dtype = job.raw_dense_dtype if self._is_raw else job.dtypes["dense"]
-        # Blocks of each file, after an empty one.
-        self._files: dict[str, list[NDArray[Any]]] = {
-            "labels.npy": [np.empty((0, 1), job.dtypes["labels"])],
-            "integers.npy" if self._is_raw else "dense.npy": [np.empty((0, len(schema.dense)), dense_dtype)],
+        forms: dict[str, tuple[DTypeLike, int]] = {  # dtype and width of each file
+            "labels.npy": (job.dtypes["labels"], 1),
+            "integers.npy" if self._is_raw else "dense.npy": (dense_dtype, len(schema.dense)),
         }
         if schema.weight:
-            self._files[f"{WEIGHTS}.npy"] = [np.empty((0, 1), np.float32)]
+            forms[f"{WEIGHTS}.npy"] = np.float32, 1
         if job.split_column is not None and job.sources[source].split not in HELD_OUT_SPLITS:
-            self._files[SPLIT_KEYS] = [np.empty((0, 1), np.int64)]
+            forms[SPLIT_KEYS] = np.int64, 1
         self._categories = None if job.table is None else TableCategories(job, source, chunk)
-        self._values: list[NDArray[np.uint32]] | None = None  # blocks of values to count, [columns, rows] each
+        self._values: ValueBuffer | None = None
         if job.table is None and job.rules.order is None:
-            self._files["sparse.npy"] = [np.empty((0, len(schema.single)), np.int32)]
+            forms["sparse.npy"] = np.int32, len(schema.single)
         elif job.table is None:
-            self._values = []
+            self._values = ValueBuffer(job.chunk_path(source, chunk, "values"), len(schema.single))
+        self._files = {
+            suffix: ArrayWriter(job.chunk_path(source, chunk, suffix), dtype, width, None, job.checksum(suffix))
+            for suffix, (dtype, width) in forms.items()
+        }
         self._ranges: list[DenseRange] = []
         self._negatives = np.zeros(len(schema.dense), np.int64)
         self._positives = 0
         self._positive_rows = np.zeros(0 if job.table is None else len(job.table.positive), np.int64)
         self._values_per_row: list[float] = []
 
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close open files and release the rows."""
+        for file in self._files.values():
+            file.abandon()
+        if self._values is not None:
+            self._values.abandon()
+
     def append(self, block: Block | TableBlock, batch: RawRows | None = None) -> None:
-        """Add the rows of a block. batch: those of a user's table before conversion."""
+        """Write the rows of a block. batch: those of a user's table before conversion."""
         rules, rows, files = self._job.rules, len(block.labels), self._files
         self._positives += int(np.count_nonzero(block.labels == 1))
-        files["labels.npy"].append(block.labels.reshape(-1, 1).copy())  # The parser uses its memory again.
+        files["labels.npy"].append(block.labels)
         if batch is not None and SPLIT_KEYS in files:
             assert self._job.split_column is not None
             assert self._job.table is not None
             files[SPLIT_KEYS].append(self._job.split_column.keys(batch, self._job.table)[:, None])
         if self._is_raw:
-            files["integers.npy"].append(block.dense.copy())
+            files["integers.npy"].append(block.dense)
         else:
+            # The transform writes to the memory of the file, which saves a copy of all rows.
+            transform = partial(transform_dense, block.dense, rules.dense_transform)
             own = self._column_transforms
-            files["dense.npy"].append(transform_dense(block.dense, rules.dense_transform, column_transforms=own))
+            files["dense.npy"].extend(rows, lambda dense: transform(column_transforms=own, result=dense))
         if rows and (self._is_raw or self._job.table is not None):
             self._ranges.append(column_range(block.dense))
             self._negatives += np.count_nonzero(block.dense < 0, axis=0)
@@ -241,22 +263,28 @@ class ChunkRows:
             self._categories.append(block)
             self._positive_rows += np.array(block.positive_rows, np.int64)
             if self._job.schema.weight and block.weights is not None:
-                files[f"{WEIGHTS}.npy"].append(block.weights.reshape(-1, 1))
+                files[f"{WEIGHTS}.npy"].append(block.weights)
         elif self._values is not None:
-            self._values.append(block.sparse.T.copy())
+            self._values.append(block.sparse)
         else:
             modulus = rules.max_ind_range
             assert modulus is not None
-            files["sparse.npy"].append(encode_hash(block.sparse, modulus))
+            files["sparse.npy"].extend(rows, lambda ids: encode_hash(block.sparse, modulus, ids))
             # Values that share an id are counted in the first block alone: for all rows it would take a vocabulary.
             if (self._source, self._chunk, self._values_per_row) == (0, 0, []):
                 columns = [np.unique(column) for column in block.sparse.T]
                 self._values_per_row = [len(values) / len(np.unique(values % modulus)) for values in columns if rows]
 
     def finish(self) -> ChunkRecord:
-        """Write the files, count the values for a vocabulary, and write the record."""
+        """Close the files in any case, count the values for a vocabulary, and write the record."""
+        try:
+            return self._finish()
+        finally:
+            self.abandon()
+
+    def _finish(self) -> ChunkRecord:
         job, chunk = self._job, (self._source, self._chunk)
-        record = ChunkRecord(*chunk, sum(map(len, self._files["labels.npy"])), self._positives, {})
+        record = ChunkRecord(*chunk, self._files["labels.npy"].rows, self._positives, {})
         record.positive_rows = self._positive_rows.tolist()
         if self._categories is not None:
             self._categories.finish(record)
@@ -265,10 +293,10 @@ class ChunkRows:
             # Counting also finds the codes of columns that repeat, so it comes before columns are written.
             if job.rules.counts_while_parsing:
                 rows = np.arange(record.rows)
-                record.distinct, digest, codings = write_counts(job, chunk, PARSED_COUNTS, self._column, rows)
+                record.distinct, digest, codings = write_counts(job, chunk, PARSED_COUNTS, self._values.column, rows)
                 record.files[PARSED_COUNTS] = digest
-            columns = [self._column(i) if coding is None else coding.codes for i, coding in enumerate(codings)]
-            self._values.clear()
+            columns = [self._values.column(i) if coding is None else coding.codes for i, coding in enumerate(codings)]
+            self._values.abandon()
             record.dictionaries = [0 if coding is None else len(coding.dictionary) for coding in codings]
             dictionaries = [coding.dictionary for coding in codings if coding is not None]
             values = np.concatenate([np.zeros(0, np.uint32), *dictionaries])
@@ -280,18 +308,10 @@ class ChunkRows:
         if job.rules.order is None:
             record.values_per_row = record.values_per_row or self._values_per_row
         # The record vouches for the files, so they are on disk before it.
-        for suffix, blocks in self._files.items():
-            path, width = job.chunk_path(*chunk, suffix), blocks[0].shape[1]
-            with ArrayWriter(path, blocks[0].dtype, width, record.rows, job.checksum(suffix)) as file:
-                for block in blocks:
-                    file.append(block)
-                record.files[suffix] = file.close()
+        for suffix, file in self._files.items():
+            record.files[suffix] = file.close()
         save_record(job.chunk_stem(*chunk), PARSED, record)
         return record
-
-    def _column(self, number: int) -> NDArray[np.uint32]:
-        """Return a copy of a column's values [rows], from all blocks: counting may overwrite it."""
-        return np.concatenate([np.zeros(0, np.uint32), *(block[number] for block in self._values or ())])
 
 
 def refuse_changed(sources: Sequence[Source]) -> None:

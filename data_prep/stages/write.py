@@ -5,9 +5,11 @@ A position is a row's index in the dataset, in which train's rows come first, th
 the chunks' own files, and encodes them on the way. Chunks whose rows are reordered are encoded and scattered before:
 their rows are written in the order of their positions, so a shard reads one range of each.
 
-Memory is bounded for any number of rows, and any number of processes can share the work. Rows travel packed: all
-columns of a row together, 4 bytes each. A shard is assembled in windows. Rows that a generator makes have their ids
-already: `write_generated`.
+Memory is bounded for any number of rows, and any number of processes can share the work. Rows travel packed: a
+feature's ids take no more bytes than its largest id needs.
+
+A shard is assembled in windows; the next window's rows are read in the background. Rows that a generator makes have
+their ids already: `write_generated`.
 """
 
 import operator
@@ -15,11 +17,11 @@ import shutil
 import sys
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import accumulate, groupby, pairwise
+from functools import cached_property, partial
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -28,9 +30,11 @@ from numpy.typing import NDArray
 
 from common.documents import Json
 from common.files import FileDigest, Need, require_room
+from common.jit import jit
 from data_prep.codec.values import BAG_KINDS, Bags, ColumnTransform, join, pack
-from data_prep.config import DataConfig
+from data_prep.config import DataConfig, largest_id
 from data_prep.dataset.format import (
+    ROW_KINDS,
     SPLITS,
     WEIGHTS,
     Manifest,
@@ -42,7 +46,7 @@ from data_prep.dataset.format import (
 )
 from data_prep.dataset.options import Schema
 from data_prep.executor import Counters, Executor
-from data_prep.io import ArrayWriter, open_array, read_rows, write_array
+from data_prep.io import ArrayWriter, open_array, read_ranges, read_rows, rows_range, write_array
 from data_prep.job import (
     DISK_MARGIN,
     SHARD_SUFFIXES,
@@ -159,27 +163,147 @@ class ParsedChunk:
         return look_up_codes(tables[self.features.index(feature)], read_dictionary(self.job, self.record, feature))
 
 
-MOVED_SUFFIX = "moved.npy"  # packed rows [n, columns] of a scattered chunk, in the order of their positions
+MOVED_SUFFIX = "moved.npy"  # packed rows [n, row_bytes] of a scattered chunk, in the order of their positions
 MOVED_BAGS = "moved-values.npy", "moved-offsets.npy"  # files of multi-hot columns
 POSITIONS_SUFFIX = "positions.npy"  # the position [n] of each of them
-FIELD_BYTES = 4  # size of a label, of a dense value, of an id, and of a weight
+# The order from large to small types aligns each field without padding between them.
+ID_TYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.int32), np.dtype(np.uint16), np.dtype(np.uint8))
+ALIGNMENT = 4
+FLOAT32, INT32 = np.dtype(np.float32), np.dtype(np.int32)
+FIELD_BYTES = 4  # size of a label, of a dense value, of an id in a shard, and of a weight
 
 
-def packed_columns(job: Job, features: Sequence[str]) -> dict[str, slice]:
-    """Return the columns of each array in a packed row: uint32 views of a label, numbers, ids, and a weight if any."""
-    schema = job.schema
-    num_ids = sum(feature not in schema.ragged for feature in features)
-    widths = {"labels": 1, "dense": len(schema.dense), "sparse": num_ids} | ({WEIGHTS: 1} if schema.weight else {})
-    bounds = pairwise(accumulate(widths.values(), initial=0))
-    return {kind: slice(*columns) for kind, columns in zip(widths, bounds, strict=True)}
+@jit
+def pack_rows(
+    labels: NDArray[Any],
+    dense: NDArray[np.float32],
+    ids: NDArray[np.int32],
+    indices: NDArray[np.int64],
+    fields: tuple[NDArray[Any], ...],
+    columns: tuple[NDArray[np.int64], ...],
+) -> None:
+    """Write row i to index indices[i] of the packed rows; skip rows with a negative index.
+
+    Args:
+        labels, dense, ids: [rows, 1], [rows, N] and [rows, F].
+        fields: views of the packed rows: labels, dense values, and ids of each of ID_TYPES.
+        columns: columns of `ids` with each type.
+    """
+    out_labels, out_dense, out_large, out_medium, out_small = fields
+    large, medium, small = columns
+    # A row's place is random, so its fields are written at once: column by column, each would miss the caches again.
+    for i in range(len(indices)):
+        index = indices[i]
+        if index < 0:
+            continue
+        out_labels[index, 0] = labels[i, 0]
+        for column in range(dense.shape[1]):
+            out_dense[index, column] = dense[i, column]
+        for number in range(len(large)):
+            out_large[index, number] = ids[i, large[number]]
+        for number in range(len(medium)):
+            out_medium[index, number] = ids[i, medium[number]]
+        for number in range(len(small)):
+            out_small[index, number] = ids[i, small[number]]
 
 
-def scatter_chunk(chunk: ParsedChunk, counters: Counters) -> ChunkRecord:
+@jit
+def unpack_rows(
+    fields: tuple[NDArray[Any], ...],
+    columns: tuple[NDArray[np.int64], ...],
+    indices: NDArray[np.int64],
+    labels: NDArray[Any],
+    dense: NDArray[np.float32],
+    ids: NDArray[np.int32],
+) -> None:
+    """Write packed row i to row indices[i] of the arrays: the inverse of `pack_rows`."""
+    in_labels, in_dense, in_large, in_medium, in_small = fields
+    large, medium, small = columns
+    for i in range(len(indices)):
+        index = indices[i]
+        labels[index, 0] = in_labels[i, 0]
+        for column in range(dense.shape[1]):
+            dense[index, column] = in_dense[i, column]
+        for number in range(len(large)):
+            ids[index, large[number]] = in_large[i, number]
+        for number in range(len(medium)):
+            ids[index, medium[number]] = in_medium[i, number]
+        for number in range(len(small)):
+            ids[index, small[number]] = in_small[i, number]
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Layout of a packed row: a label, N dense values, an id of each feature in as few bytes as possible, and a weight.
+
+    largest_ids: largest possible id of each feature. dense, label: dtypes. weighted: whether rows have a weight.
+    """
+
+    num_dense: int
+    largest_ids: tuple[int, ...]
+    dense: np.dtype[Any] = FLOAT32
+    label: np.dtype[Any] = INT32
+    weighted: bool = False
+
+    @cached_property
+    def id_columns(self) -> tuple[NDArray[np.int64], ...]:
+        """Return, for each of ID_TYPES, the indices of the sparse columns whose ids have that type when packed."""
+        fits = [np.array([np.iinfo(kind).max >= largest for largest in self.largest_ids], bool) for kind in ID_TYPES]
+        # Types go from large to small, so the number of those that an id fits tells the smallest.
+        smallest = np.sum(fits, axis=0) - 1
+        return tuple(np.flatnonzero(smallest == number) for number in range(len(ID_TYPES)))
+
+    @property
+    def row_bytes(self) -> int:
+        """Return the bytes of a packed row: label, numbers and ids, padded to ALIGNMENT, and then the weight if any."""
+        ids = sum(kind.itemsize * len(columns) for kind, columns in zip(ID_TYPES, self.id_columns, strict=True))
+        return -(-(FIELD_BYTES * (1 + self.num_dense) + ids) // ALIGNMENT) * ALIGNMENT + FIELD_BYTES * self.weighted
+
+    def width(self, kind: str) -> int:
+        """Return the number of columns of an array: "labels", "dense", "sparse" or "weights"."""
+        return {"labels": 1, "dense": self.num_dense, "sparse": len(self.largest_ids), WEIGHTS: 1}[kind]
+
+    def pack(self, rows: dict[str, NDArray[Any]], indices: NDArray[np.int64], packed: NDArray[np.uint8]) -> None:
+        """Pack row i of the arrays into packed[indices[i]], [n, row_bytes]; skip rows with a negative index."""
+        labels, dense, ids = (rows[kind] for kind in ROW_KINDS)
+        pack_rows(labels, dense, ids, indices, self._view_fields(packed), self.id_columns)
+        if self.weighted:
+            is_kept = indices >= 0
+            packed[:, -FIELD_BYTES:].view(np.float32)[indices[is_kept]] = rows[WEIGHTS][is_kept]
+
+    def unpack(self, packed: NDArray[np.uint8], indices: NDArray[np.int64], rows: dict[str, NDArray[Any]]) -> None:
+        """Write packed row i to row indices[i] of the arrays."""
+        labels, dense, ids = (rows[kind] for kind in ROW_KINDS)
+        unpack_rows(self._view_fields(packed), self.id_columns, indices, labels, dense, ids)
+        if self.weighted:
+            rows[WEIGHTS][indices] = packed[:, -FIELD_BYTES:].view(np.float32)
+
+    def _view_fields(self, packed: NDArray[np.uint8]) -> tuple[NDArray[Any], ...]:
+        """Return views of packed rows: labels, dense values, and ids of each of ID_TYPES."""
+        widths = [1, self.num_dense, *(len(columns) for columns in self.id_columns)]
+        dtypes = [self.label, self.dense, *ID_TYPES]
+        fields, start = [], 0
+        for dtype, width in zip(dtypes, widths, strict=True):
+            stop = start + dtype.itemsize * width
+            fields.append(packed[:, start:stop].view(dtype))
+            start = stop
+        return tuple(fields)
+
+
+def row_layout(job: Job, num_values: Mapping[str, int | None]) -> RowLayout:
+    """Return the layout of a job's packed rows. num_values: size of each feature's vocabulary, None without one."""
+    # The largest possible id decides how many bytes an id takes in a packed row.
+    largest = [largest_id(job.rules, count) for name, count in num_values.items() if name not in job.schema.ragged]
+    dtypes = job.dtypes
+    return RowLayout(len(job.schema.dense), tuple(largest), dtypes["dense"], dtypes["labels"], bool(job.schema.weight))
+
+
+def scatter_chunk(chunk: ParsedChunk, layout: RowLayout, counters: Counters) -> ChunkRecord:
     """Write a chunk's positions in ascending order, and bags and packed rows in the same order.
 
     Return a record that counts the rows that are not left out.
     """
-    job, record, columns = chunk.job, chunk.record, packed_columns(chunk.job, chunk.features)
+    job, record = chunk.job, chunk.record
     # Rows in the order of their positions lie together for each shard, which then reads one range of the file.
     positions = chunk_positions(job, chunk.begin, record.rows)
     order = np.argsort(positions)
@@ -187,29 +311,25 @@ def scatter_chunk(chunk: ParsedChunk, counters: Counters) -> ChunkRecord:
     arrays: dict[str, NDArray[Any]] = {POSITIONS_SUFFIX: positions[order]}
     if job.schema.ragged:
         arrays |= dict(zip(MOVED_BAGS, pack([feature.take(order) for feature in chunk.bags()]), strict=True))
-    width = max(each.stop for each in columns.values())
     if len(order):
-        places = np.full(record.rows, len(order))  # Rows that are left out go to a row of their own, the last.
-        places[order] = np.arange(len(order))
-        moved = np.empty((len(order) + 1, width), np.uint32)
+        indices = np.full(record.rows, -1)
+        indices[order] = np.arange(len(order))
+        arrays[MOVED_SUFFIX] = packed = np.empty((len(order), layout.row_bytes), np.uint8)
         for begin, rows in chunk.blocks(job.row_kinds, 0, record.rows):
-            # A row's place is random, so its columns go there together.
-            packed = np.empty((len(rows["labels"]), width), np.uint32)
-            for kind, array in rows.items():
-                packed[:, columns[kind]] = array.view(np.uint32)
-            moved[places[begin : begin + len(packed)]] = packed
-        arrays[MOVED_SUFFIX] = moved[:-1]
+            layout.pack(rows, indices[begin : begin + len(rows["labels"])], packed)
     files = {
         suffix: write_array(path_of(chunk.stem, suffix), array, job.checksum(suffix))
         for suffix, array in arrays.items()
     }
-    counters.add(FIELD_BYTES * width * record.rows, record.rows)
+    counters.add(record.rows * layout.row_bytes, record.rows)
     return ChunkRecord(record.source, record.chunk, len(order), 0, files)
 
 
 # Windows of 65,536 and of 32,768 rows were slower.
 WINDOW_ROWS = 1 << 18  # rows of a shard assembled at once
 PART_ROWS = 1 << 9  # least average number of rows of a chunk read at once
+
+Window = dict[str, NDArray[Any]]  # an array of each of `Job.row_kinds`
 
 
 @dataclass
@@ -244,7 +364,7 @@ class ShardPlan:
     scattered: tuple[tuple[int, int], ...]
     kept: tuple[ParsedChunk, ...]
     features: tuple[str, ...]
-    columns: dict[str, slice]
+    layout: RowLayout
 
     @property
     def stem(self) -> Path:
@@ -255,11 +375,7 @@ class ShardPlan:
     def size(self) -> tuple[int, int]:
         """Return the bytes of the shard's labels, numbers and ids, and its rows."""
         rows = self.stop - self.start
-        return FIELD_BYTES * rows * len(self.job.schema.columns), rows
-
-    def _width(self, kind: str) -> int:
-        """Return the number of columns of an array: "labels", "dense", "sparse" or "weights"."""
-        return self.columns[kind].stop - self.columns[kind].start
+        return FIELD_BYTES * rows * (1 + self.layout.num_dense + len(self.job.schema.sparse)), rows
 
     @property
     def ready(self) -> dict[str, FileDigest]:
@@ -285,7 +401,7 @@ class ShardPlan:
         # The id of unknown values tells their number only if no value of a vocabulary has it, as ids that wrap may.
         is_reserved = rules.order is not None and rules.first_id > rules.unknown_id
         is_reserved &= not (rules.wraps and rules.max_ind_range is not None)
-        shard, unknown = ShardRecord({}), np.zeros(self._width("sparse"), np.int64)
+        shard, unknown = ShardRecord({}), np.zeros(self.layout.width("sparse"), np.int64)
         bags = self._gather_bags(moved) if "values" in missing else ()
         for kind, array in zip(BAG_KINDS, pack(bags) if bags else (), strict=bool(bags)):
             shard.files[f"{kind}.npy"] = write_array(path_of(self.stem, f"{kind}.npy"), array)
@@ -293,7 +409,7 @@ class ShardPlan:
             writers = {}
             for kind in job.row_kinds:
                 if kind in missing:
-                    path, form = path_of(self.stem, f"{kind}.npy"), (job.dtypes[kind], self._width(kind))
+                    path, form = path_of(self.stem, f"{kind}.npy"), (job.dtypes[kind], self.layout.width(kind))
                     writers[kind] = stack.enter_context(ArrayWriter(path, *form, self.stop - self.start))
             for rows in self._rows(list(writers), moved):
                 if "labels" in rows:
@@ -316,37 +432,50 @@ class ShardPlan:
         counters.add(*self.size)
         return shard
 
-    def _rows(self, kinds: Sequence[str], moved: Sequence[MovedChunk]) -> Iterator[dict[str, NDArray[Any]]]:
-        """Yield the shard's rows in order, by kind: blocks of kept chunks, or windows where rows were moved."""
-        rows, dtypes = self.stop - self.start, self.job.dtypes
+    def _rows(self, kinds: Sequence[str], moved: Sequence[MovedChunk]) -> Iterator[Window]:
+        """Yield the shard's rows in order: blocks of kept chunks or, of moved rows, windows that share their memory."""
+        rows, layout = self.stop - self.start, self.layout
         if not moved:
-            for chunk in self.kept:
-                yield from (block for _, block in chunk.blocks(kinds, *chunk.rows_between(self.start, self.stop)))
+            yield from (piece for _, piece in self._kept_pieces(kinds, ()))
             return
         # With many chunks a window grows, so that what it reads of each chunk stays long enough.
         bounds = [*range(0, rows, max(WINDOW_ROWS, PART_ROWS * len(moved))), rows]
-        width = max(columns.stop for columns in self.columns.values())
+        cuts = [count_below(chunk.indices, bounds).tolist() for chunk in moved]
+        parts = [
+            [(chunk, cut[i], cut[i + 1]) for chunk, cut in zip(moved, cuts, strict=True) if cut[i] < cut[i + 1]]
+            for i in range(len(bounds) - 1)
+        ]
+        chunk_parts = [
+            (self.job.chunk_path(*chunk, MOVED_SUFFIX), begin + first, begin + after)
+            for window_parts in parts
+            for (chunk, begin, _), first, after in window_parts
+        ]
+        contents = read_ranges(rows_range(*each, layout.row_bytes, np.uint8) for each in chunk_parts)
+        kept = self._kept_pieces(kinds, bounds)
+        piece = next(kept, None)
         # Fresh pages for each window would first have to be cleared.
-        buffer = np.empty((max(stop - start for start, stop in pairwise(bounds)), width), np.uint32)
-        for start, stop in pairwise(bounds):
-            window = buffer[: stop - start]
-            indices, parts = [], []
-            for (source, number), begin, rows_of_chunk in moved:
-                first, after = count_below(rows_of_chunk, (start, stop)).tolist()
-                if first < after:
-                    indices.append(rows_of_chunk[first:after] - start)
-                    parts.append((self.job.chunk_path(source, number, MOVED_SUFFIX), begin + first, begin + after))
-            for places, packed in zip(indices, read_rows(parts, width, np.uint32), strict=True):
-                window[places] = packed
-            for kept in self.kept:
-                assert kept.position is not None
-                begin, end = kept.rows_between(self.start + start, self.start + stop)
-                for row, block in kept.blocks(kinds, begin, end) if begin < end else ():
-                    first = kept.position + row - self.start - start
-                    for kind, array in block.items():
-                        window[first : first + len(array), self.columns[kind]] = array.view(np.uint32)
-            for part in np.array_split(window, -(-len(window) // self.job.block_rows)):
-                yield {kind: np.ascontiguousarray(part[:, self.columns[kind]]).view(dtypes[kind]) for kind in kinds}
+        max_rows = max(stop - start for start, stop in pairwise(bounds))
+        buffers = {kind: np.empty((max_rows, layout.width(kind)), self.job.dtypes[kind]) for kind in kinds}
+        for window_parts, (start, stop) in zip(parts, pairwise(bounds), strict=True):
+            window = {kind: buffer[: stop - start] for kind, buffer in buffers.items()}
+            for chunk, first, after in window_parts:
+                packed = next(contents).reshape(after - first, layout.row_bytes)
+                layout.unpack(packed, chunk.indices[first:after] - start, window)
+            while piece is not None and piece[0] < stop:
+                for kind, array in piece[1].items():
+                    window[kind][piece[0] - start :][: len(array)] = array
+                piece = next(kept, None)
+            yield window
+
+    def _kept_pieces(self, kinds: Sequence[str], bounds: Sequence[int]) -> Iterator[tuple[int, Window]]:
+        """Yield the rows of kept chunks in order, cut at `bounds`: the first row's index in the shard, and arrays."""
+        for chunk in self.kept:
+            assert chunk.position is not None
+            for begin, rows in chunk.blocks(kinds, *chunk.rows_between(self.start, self.stop)):
+                first = chunk.position + begin - self.start
+                last = first + len(rows[kinds[0]])
+                for start, stop in pairwise([first, *(bound for bound in bounds if first < bound < last), last]):
+                    yield start, {kind: array[start - first : stop - first] for kind, array in rows.items()}
 
     def _gather_bags(self, moved: Sequence[MovedChunk]) -> tuple[Bags, ...]:
         """Return each multi-hot feature's bags of the shard, in the order of positions."""
@@ -398,22 +527,22 @@ def built_shard(plan: ShardPlan, record: ShardRecord) -> BuiltShard:
     return BuiltShard(plan.split, shard, moves, positives, record.unknown)
 
 
-def make_shards(job: Job, chunks: Sequence[ParsedChunk], rows: dict[str, int], executor: Executor) -> list[BuiltShard]:
+def make_shards(
+    job: Job, chunks: Sequence[ParsedChunk], rows: dict[str, int], layout: RowLayout, executor: Executor
+) -> list[BuiltShard]:
     """Make the shards of all chunks, in row order: scatter those that are reordered, then gather each shard's rows.
 
     rows: each split's number of rows.
     """
-    kept, scatter, features = list[ParsedChunk](), list[ResumableTask[ChunkRecord]](), chunks[0].features
-    columns = packed_columns(job, features)
-    row_bytes = FIELD_BYTES * max(each.stop for each in columns.values())
+    kept, scatter = list[ParsedChunk](), list[ResumableTask[ChunkRecord]]()
     for chunk in chunks:
         # A chunk that keeps its order needs no packed copy on disk, since the gather encodes it into the shard.
         position: int | None = chunk.begin
         if job.rules.is_arranged:
             position = None if job.schema.ragged else kept_position(job, chunk.begin, chunk.record.rows)
         if position is None:
-            size = chunk.record.rows * row_bytes, chunk.record.rows  # including rows that are left out
-            scatter.append(ResumableTask("moved", chunk.stem, ChunkRecord, size, partial(scatter_chunk, chunk)))
+            size = chunk.record.rows * layout.row_bytes, chunk.record.rows  # including rows that are left out
+            scatter.append(ResumableTask("moved", chunk.stem, ChunkRecord, size, partial(scatter_chunk, chunk, layout)))
         elif chunk.record.rows:
             kept.append(replace(chunk, position=position))
     moved: tuple[tuple[int, int], ...] = ()
@@ -441,14 +570,14 @@ def make_shards(job: Job, chunks: Sequence[ParsedChunk], rows: dict[str, int], e
             near = kept[max(0, bisect_right(positions, start) - 1) : bisect_left(positions, stop)]
             parts = tuple(chunk for chunk in near if operator.lt(*chunk.rows_between(start, stop)))
             name = f"{number:05d}"
-            plans.append(ShardPlan(job, split, name, start, stop, moved, parts, features, columns))
+            plans.append(ShardPlan(job, split, name, start, stop, moved, parts, chunks[0].features, layout))
         low = high
     tasks = [
         ResumableTask("gathered", plan.stem, ShardRecord, plan.size, plan.gather) for plan in plans if plan.missing
     ]
     with executor.stage("gather", sum(task.size[0] for task in tasks)):
         records = iter(list(executor.map(tasks)))
-    whole = ShardRecord({}, unknown=[0] * len(features))  # hashed values, which are all known
+    whole = ShardRecord({}, unknown=[0] * len(chunks[0].features))  # hashed values, which are all known
     return [built_shard(plan, next(records) if plan.missing else whole) for plan in plans]
 
 

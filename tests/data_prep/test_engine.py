@@ -2,7 +2,6 @@
 
 import gzip
 import os
-import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from data_prep import executor
+from data_prep import io as arrays
 from data_prep.io import FileWriter
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
@@ -46,15 +46,33 @@ def test_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedul
     verify_dataset(tmp_path / "two")
 
 
-def test_a_failing_write_leaves_no_file(tmp_path: Path) -> None:
-    before, (soft, hard) = set(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (30000, hard))
-    try:
-        with FileWriter(tmp_path / "a") as file:
-            file.append(np.ones(10000, np.int32))
-            with pytest.raises(OSError, match="too large"):
-                file.close()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+PIECE, MAX_HELD = 4096, 3 * 4096
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(arrays, "MAX_HELD_BYTES", MAX_HELD)
+
+
+@pytest.mark.parametrize("is_buffered", [False, True])
+def test_a_failing_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_buffered: bool) -> None:
+    def disk_is_full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(arrays, "write_past_cache", disk_is_full)
+    before = set(os.listdir("/proc/self/fd"))
+    file = FileWriter(tmp_path / "a", is_buffered=is_buffered)
+
+    def write() -> None:
+        try:
+            for _ in range(3):
+                file.append(np.ones(5000, np.int32))
+            file.close()
+        finally:
+            file.abandon()
+
+    with pytest.raises(OSError, match="No space left"):
+        write()
     assert not list(tmp_path.iterdir())
     assert set(os.listdir("/proc/self/fd")) == before
