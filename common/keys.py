@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common.command import redact
-from common.documents import plain
 from common.errors import UserError
 from common.extensions import directories_of_values
 
@@ -226,11 +225,15 @@ def shown(value: Any) -> str:
 
 def values_that_decide_bits(config: Any) -> dict[str, Any]:
     """Return the keys that decide a run's bits, by dotted name, with values from `plain`."""
+    from common.documents import plain  # imports msgspec, which registering keys does not need
+
     return {name: plain(value) for name, _, _, value, decides in _walk(config) if decides}
 
 
 def flat_values(config: Any) -> dict[str, Any]:
     """Return the values of all keys of a configuration by dotted name, from `plain`."""
+    from common.documents import plain  # as above
+
     return {name: plain(value) for name, _, _, value, _ in _walk(config)}
 
 

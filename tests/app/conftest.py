@@ -112,7 +112,7 @@ def train(runtime: platform.Runtime, dataset: Path, tmp_path: Path, monkeypatch:
 
 
 @pytest.fixture
-def resumable(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+def logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
     monkeypatch.setattr(logging.getLogger("clickwork"), "propagate", True)
     caplog.set_level("INFO", "clickwork")
     return caplog
