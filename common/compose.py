@@ -30,7 +30,6 @@ from msgspec import convert as read_as
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from common.documents import plain
 from common.errors import UserError
 from common.extensions import directories_of_values
 from common.keys import (
@@ -336,6 +335,8 @@ def _compose_values(
 @functools.lru_cache(maxsize=64)
 def _compose_groups(schema: type, config_dir: Path, name: str, selections: tuple[str, ...]) -> Any:
     """Compose the choices of groups by Hydra, once per process, as that takes most of the time."""
+    from common.documents import plain  # reads the version, which help does not need
+
     ConfigStore.instance().store(name=SCHEMA, node=plain(schema()))
     # Hydra keeps its state in a singleton, which the previous composition has left behind.
     GlobalHydra.instance().clear()
