@@ -3,8 +3,10 @@
 Each field becomes a 64-bit number: microseconds since 1970, or the value of its text (data_prep/codec/values.py).
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,26 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from common.files import FileDigest
-from data_prep.codec.convert import convert, distinct_texts, plain, refuse_row, times_of, without_marks, without_nan
+from data_prep.codec.convert import (
+    EMPTY,
+    convert,
+    distinct,
+    distinct_texts,
+    excerpt,
+    plain,
+    refuse_row,
+    times_of,
+    to_list,
+    without_marks,
+    without_nan,
+)
 from data_prep.codec.files import NewRows, Shape, parse_file, require_distinct
 from data_prep.codec.rows import ParsedRows, RowCodec
-from data_prep.codec.values import STANDARD, Dialect, RawRows, numbered_rows, offsets_of, text_values
+from data_prep.codec.values import NUMBER, STANDARD, Dialect, RawRows, numbered_rows, offsets_of, text_values
 from data_prep.dataset.format import Manifest, ShardArrays, load_rows_manifest, verify_file
 from data_prep.dataset.options import DenseTransform, Schema, Table
 from data_prep.lookup import NO_ID, column_transforms, dense_limits, vocabulary_path
-from data_prep.parsing.formats import format_named, suffix_of, table_layout
+from data_prep.parsing.formats import Chunk, LineFormat, format_named, row_bytes, suffix_of, table_layout
 from data_prep.parsing.labels import read_targets
 from data_prep.parsing.table_yaml import read_columns
 from data_prep.sources.discover import DAMAGE, Source, packing_of, resolve_sources
@@ -77,6 +91,7 @@ def _read_directory(path: Path, shape: Shape) -> NewRows:
     return NewRows(str(path), dict(zip(table.column_names, chunks, strict=True)), range(1, len(table) + 1))
 
 
+FIRST_BYTES = 1 << 20  # beginning of a text file, with its first row
 FILL = "it decides the row's split, so fill it in, or remove the row"
 LONGEST = 200  # most characters of column names in an error
 KINDS = ("text", "any", "integer", "number", "null")  # kinds of columns with one value a row
@@ -90,16 +105,26 @@ class SplitColumn:
         column: its name.
         is_time: whether it holds times, not values of a group.
         format: format of the times; None: ISO 8601, or numbers that count seconds since 1970.
+        example: value of the first row; all others are of its type, text or number. None: the files tell the type.
     """
 
     column: str
     is_time: bool
     format: str | None = None
+    example: Any = None
 
     def keys(self, batch: RawRows, table: Table) -> NDArray[np.int64]:
         """Return the number [rows] that decides each row's split: time in microseconds, or a group's `text_values`."""
         locator = batch.locator_of(self.column)
         values = without_marks(plain(without_nan(batch.columns[self.column])), table.missing)
+        if self.example is not None:
+            # A column has numbers or texts, as its first value says.
+            column = distinct(values)
+            is_number = self._is_number(self.example)
+            is_other = [value not in EMPTY and self._is_number(value) != is_number for value in column.values]
+            names = ("text", "a number") if is_number else ("a number", "text")
+            fault = f"is {names[0]}, but the first row has {names[1]} ({excerpt(self.example)})"
+            column.refuse(is_other, locator, fault, "write all values of the column alike")
         if self.is_time:
             times = times_of(values, self.format, locator, f"time: {{column: {self.column}", takes_numbers=True)
             refuse_row(np.isnat(times), locator, lambda _: "no value", FILL)
@@ -108,13 +133,20 @@ class SplitColumn:
         texts.refuse([text == "" for text in texts.values], locator, "", FILL)
         return text_values(pa.array(texts.values, pa.string())).view(np.int64)[texts.codes]
 
+    def _is_number(self, value: Any) -> bool:
+        """Return whether a value is a number: by its type or, of a time in text, by its characters."""
+        if isinstance(value, str):
+            return self.is_time and re.fullmatch(NUMBER, value) is not None
+        return isinstance(value, int | float | Decimal)
+
 
 def find_split_column(name: str, is_time: bool, table: Table, sources: Sequence[Source]) -> SplitColumn:
     """Look the column up in the files that it divides, with the format that the schema gives it."""
     # Files of val and test are not divided, so they need not have the column.
     divided = [source for source in sources if source.split in (None, "train")]
     kinds: dict[str, str] = {}  # the kind of the column, and a file that has it
-    columns = read_columns(format_named(table.format), divided, table_layout(table)[1])
+    form, layout = format_named(table.format), table_layout(table)[1]
+    columns = read_columns(form, divided, layout)
     for source, kind_of in zip(divided, map(dict, columns), strict=True):
         if name not in kind_of:
             known = ", ".join(kind_of)[:LONGEST]
@@ -128,7 +160,17 @@ def find_split_column(name: str, is_time: bool, table: Table, sources: Sequence[
             fault = f"{kind}, but {first} in {kinds[first]}"
             raise UserError(f"{path}, column {name}: {fault}; write both files with one type")
     formats = [entry.format for entry in (table.time, *table.parts) if entry is not None and entry.column == name]
-    return SplitColumn(name, is_time, formats[0] if formats and is_time else None)
+    form_of_times = formats[0] if formats and is_time else None
+    example = None
+    if form_of_times is None and "time" not in kinds:
+        # The value of the first row, by which all others are judged.
+        is_text = isinstance(form, LineFormat)
+        chunk = Chunk(0, FIRST_BYTES) if is_text else form.chunks(divided[0], layout, row_bytes(table), FIRST_BYTES)[0]
+        for batch, _ in form.batches(divided[0], chunk, [name], layout):
+            [value] = to_list(plain(without_nan(batch.columns[name]))[:1])
+            example = None if value in (*EMPTY, *table.missing) else value
+            break
+    return SplitColumn(name, is_time, form_of_times, example)
 
 
 def rules_of(manifest: Manifest) -> dict[str, Any]:

@@ -101,6 +101,8 @@ REFUSALS: list[tuple[str, list[Any], str, str, str]] = [
     ("ts", [], "method=time column=when", "csv", r"\.csv: no column when, which data\.split\.column names"),
     ("ts", [1, None], "method=time column=ts", "csv", r"rows\.csv: row 3, column ts: no value; .* fill it in"),
     ("user", ["u", None], "method=group column=user", "parquet", r"row 2 of it, column user: no value"),
+    ("ts", [1, "2024-01-01"], "method=time column=ts", "csv", r"column ts: '2024-01-01' is text, but the first"),
+    ("user", ["u", 3], "method=group column=user", "jsonl", r"column user: 3 is a number, but the first row has"),
     ("ts", [5] * 40, "method=time column=ts", "csv", "fewer than 3 different times"),
 ]
 
