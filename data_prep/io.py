@@ -1,4 +1,4 @@
-"""Arrays written whole with their checksum, by direct I/O where it helps; read ahead of use.
+"""Arrays written whole with their checksum, by direct I/O where it is possible; ranges read ahead of use.
 
 A chunk's files are written once and read once. In the page cache, each page would first have to be found and cleared,
 which can take longer than all work on the rows. File systems without direct I/O use the page cache.
@@ -168,37 +168,19 @@ class FileWriter(AbstractContextManager["FileWriter"]):
 
 
 def write_past_cache(file: int, content: memoryview, offset: int) -> None:
-    """Write whole pages at an offset without the page cache if possible, and the rest through it."""
+    """Write at an offset, a multiple of PAGE_BYTES: whole pages without the page cache if possible, then the rest."""
     # Direct I/O takes whole pages, so the end of a file goes through the cache.
-    whole = len(content) // PAGE_BYTES * PAGE_BYTES
-    if offset % PAGE_BYTES == 0 and set_direct(file, True):
+    whole, done, flags = len(content) // PAGE_BYTES * PAGE_BYTES, 0, fcntl.fcntl(file, fcntl.F_GETFL)
+    if whole and DIRECT:
         try:
-            _write_all(file, content[:whole], offset)
-            offset, content = offset + whole, content[whole:]
+            fcntl.fcntl(file, fcntl.F_SETFL, flags | DIRECT)
+            done = os.pwrite(file, content[:whole], offset)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # raised if the file system cannot after all
+            if error.errno != errno.EINVAL:  # raised where the file system cannot
                 raise
-        set_direct(file, False)
-    _write_all(file, content, offset)
-
-
-def set_direct(file: int, is_direct: bool) -> bool:
-    """Turn direct I/O (O_DIRECT) of an open file on or off; return whether it is possible."""
-    flags = fcntl.fcntl(file, fcntl.F_GETFL) & ~DIRECT
-    try:
-        fcntl.fcntl(file, fcntl.F_SETFL, flags | DIRECT if is_direct else flags)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return False
-    return DIRECT != 0
-
-
-def _write_all(file: int, content: memoryview, offset: int) -> None:
-    """Write all bytes at an offset."""
-    while content:
-        count = os.pwrite(file, content, offset)
-        content, offset = content[count:], offset + count
+        fcntl.fcntl(file, fcntl.F_SETFL, flags)
+    while done < len(content):
+        done += os.pwrite(file, content[done:], offset + done)
 
 
 class FileRange(NamedTuple):
@@ -208,18 +190,13 @@ class FileRange(NamedTuple):
     offset: int
     num_bytes: int
 
-    @property
-    def page_bytes(self) -> int:
-        """Return the bytes of memory for reading the range, with all pages that it touches."""
-        return (-(-self.num_bytes // PAGE_BYTES) + 2) * PAGE_BYTES
-
 
 def read_ranges(ranges: Iterable[FileRange]) -> Iterator[NDArray[np.uint8]]:
     """Yield the bytes of each range; up to READ_AHEAD further ranges are read in the background."""
     coming: deque[Future[NDArray[np.uint8]]] = deque()
     with ThreadPoolExecutor(READ_AHEAD) as readers:
         for part in ranges:
-            out = empty_pages(part.page_bytes)  # not in a reader, whose memory no later thread reuses
+            out = np.empty(part.num_bytes, np.uint8)  # not in a reader, whose memory no later thread reuses
             coming.append(readers.submit(_read_range, part, out))
             if len(coming) > READ_AHEAD:
                 yield coming.popleft().result()
@@ -228,34 +205,16 @@ def read_ranges(ranges: Iterable[FileRange]) -> Iterator[NDArray[np.uint8]]:
 
 
 def _read_range(part: FileRange, out: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Read the whole pages around a range into `out`, and return the range."""
-    first = part.offset // PAGE_BYTES * PAGE_BYTES
-    count = part.offset - first + part.num_bytes
-    out = out[: -(-count // PAGE_BYTES) * PAGE_BYTES]
-    file = os.open(part.path, os.O_RDONLY)
-    try:
-        is_direct = set_direct(file, True)
-        # A file system may accept the flag and refuse the read.
-        try:
-            _read_all(file, part.path, out, first, count)
-        except OSError as error:
-            if not is_direct or error.errno != errno.EINVAL:
-                raise
-            set_direct(file, False)
-            _read_all(file, part.path, out, first, count)
-    finally:
-        os.close(file)
-    return out[part.offset - first : count]
-
-
-def _read_all(file: int, path: Path, out: NDArray[np.uint8], offset: int, num_bytes: int) -> None:
-    """Read num_bytes at an offset into `out`; raise OSError if the file is shorter. `path`: for the error."""
-    bytes_read = 0
-    while bytes_read < num_bytes:
-        count = os.preadv(file, [out[bytes_read:].data], offset + bytes_read)
-        if not count:
-            raise OSError(errno.EIO, "shorter than it was", str(path))
-        bytes_read += count
+    """Read a range into `out`, and return it; raise OSError if the file is shorter."""
+    with open(part.path, "rb", buffering=0) as file:
+        file.seek(part.offset)
+        done = 0
+        while done < part.num_bytes:
+            count = file.readinto(out[done:].data)
+            if not count:
+                raise OSError(errno.EIO, "shorter than it was", str(part.path))
+            done += count
+    return out
 
 
 BLOCK_BYTES = 2 << 20  # A few blocks fit the outer caches.

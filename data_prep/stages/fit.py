@@ -169,7 +169,7 @@ def fit_feature(
         ranges = [chunk.range(job, feature) for chunk in counts]
         # Runs that fit the memory are read whole, others in parts.
         runs: list[Run | StoredRun] = [StoredRun(part) for part in ranges]
-        if sum(part.page_bytes for part in ranges) <= max_bytes:
+        if sum(part.num_bytes for part in ranges) <= max_bytes:
             runs = [Run(*content.view(np.uint32).reshape(len(Run._fields), -1)) for content in read_ranges(ranges)]
         values = _rank(job.rules, merge_in_parts(runs, max_bytes, begins, threshold), path, scratch)
         # Ranking writes out of order, so the checksum takes a pass of its own.
