@@ -133,7 +133,7 @@ def _check_pairing(torch: str, build: str, release: str, torchrec: str) -> Check
 def probe_stack() -> tuple[Check, Any]:
     """Import the stack and look up a few rows in a process of its own; return the findings, None if it crashed."""
     try:
-        command = [sys.executable, "-m", "app.runtime.stack_probe"]
+        command = [sys.executable, "-c", "from app.doctor import describe_stack; describe_stack()"]
         process = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=PROBE_SECONDS, check=False
         )
@@ -152,8 +152,44 @@ def probe_stack() -> tuple[Check, Any]:
     return Check("import", "ok", "torch, fbgemm_gpu and torchrec load; a lookup on the CPU is right"), probe
 
 
+def describe_stack() -> None:
+    """Describe torch, FBGEMM and TorchRec, and test a lookup; write JSON to stdout."""
+    # This runs in a process of its own, since a broken package may crash it.
+    import torch
+    import torchrec  # noqa: F401
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import ComputeDevice, EmbeddingLocation
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen as Tables
+
+    def fault_of(device: str) -> str | None:
+        """Look up two bags and run a layer's backward; return in one line what went wrong, or None."""
+        location = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
+        if device == "cpu":
+            location = (EmbeddingLocation.HOST, ComputeDevice.CPU)
+        try:
+            tables = Tables([(8, 4, *location)], device=torch.device(device))
+            with torch.no_grad():
+                for weight in tables.split_embedding_weights():
+                    weight.fill_(0.5)
+            pooled = tables(torch.tensor([1, 2, 3], device=device), torch.tensor([0, 1, 3], device=device))
+            if pooled.tolist() != [[0.5] * 4, [1.0] * 4]:
+                raise RuntimeError(f"bags of 1 and 2 rows of 0.5 were looked up as {pooled.tolist()}")
+            torch.nn.Linear(4, 4, device=device)(pooled).sum().backward()
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is the fault to report
+            return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        return None
+
+    devices = []
+    for index in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(index)
+        architecture = gpu.gcnArchName if torch.version.hip else f"sm_{gpu.major}{gpu.minor}"
+        known = {"name": gpu.name, "memory": gpu.total_memory, "architecture": architecture}
+        devices.append({**known, "fault": fault_of(f"cuda:{index}")})
+    versions = {"cuda": torch.version.cuda, "hip": torch.version.hip}
+    json.dump({**versions, "cpu_fault": fault_of("cpu"), "devices": devices}, sys.stdout)
+
+
 def check_devices(probe: Mapping[str, Any]) -> Iterator[Check]:
-    """Check the GPUs that the probe of the stack found, and their driver; app/runtime/stack_probe.py writes `probe`."""
+    """Check the GPUs that the probe of the stack found, and their driver."""
     cuda, hip, devices = probe["cuda"], probe["hip"], probe["devices"]
     built_for = f"CUDA {cuda}" if cuda else f"ROCm {hip}" if hip else None
     present = "NVIDIA" if NVIDIA_DEVICE.exists() else "AMD" if AMD_DEVICE.exists() else None
