@@ -43,10 +43,10 @@ from app.record.provenance import describe_run
 from app.runtime import platform
 from app.runtime.platform import READING, Runtime
 from app.training import session
+from common.command import log
 from common.documents import Json, encode, read_document
 from common.errors import UserError
 from common.files import write_atomically
-from common.log import log
 from data_prep.dataset.format import Manifest
 
 NUM_DENSE, DEFAULT_TABLES = 13, "criteo_kaggle"

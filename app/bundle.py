@@ -14,7 +14,7 @@ from pathlib import Path
 
 from app.config.commands import BundleConfig
 from app.replay import write_bundle
-from common.log import log
+from common.command import log
 
 
 def main(config: BundleConfig) -> None:

@@ -15,9 +15,9 @@ from app.config.kinds import METRICS
 from app.data.batch import Batch, RowArrays
 from app.data.split import batch_builders, verify_splits
 from app.training.predictor import Predictor
+from common.command import log
 from common.documents import Json, plain_object
 from common.errors import UserError
-from common.log import log
 from data_prep.codec.files import NewRows
 from data_prep.codec.rows import ParsedRows
 from data_prep.dataset.format import ShardArrays

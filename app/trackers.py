@@ -14,11 +14,11 @@ from app.config.app_config import AppConfig
 from app.config.kinds import TENSORBOARD, TrackerKind
 from app.metrics.documents import Curves, Event
 from app.record.documents import Summary
+from common.command import log
 from common.documents import plain_object
 from common.errors import UserError
 from common.extensions import rows_of_extensions
 from common.keys import flatten, shown
-from common.log import log
 
 # Keys of an event that are not figures of the run.
 NO_FIGURES = ("event", "step", "samples", "seconds", "epoch", "steps")

@@ -39,13 +39,12 @@ from app.training.predictor import refuse_one_class, require_task
 from app.training.state import require_rates, require_rows_to_evaluate, require_steps_left, require_validation
 from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED, SECONDS
-from common.command import redact
+from common.command import log, redact
 from common.documents import Json
 from common.errors import UserError
 from common.extensions import rows_of_extensions
 from common.files import write_atomically
 from common.keys import flat_values
-from common.log import log
 from common.signals import Interrupted, StopRequest
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 

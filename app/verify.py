@@ -76,9 +76,9 @@ from app.training.recorder import Recorder, undefined_evaluation
 from app.training.session import Session
 from app.training.state import RunState, best_of, early_stop, run_length
 from common.cli import EXIT_DONE
+from common.command import log
 from common.documents import Json, encode, plain, plain_object
 from common.errors import UserError
-from common.log import log
 
 # Values near 0 may change by many times their size without meaning.
 NEAR_ZERO = 1.0  # differences of parameters are relative to their size, but at least to this

@@ -17,6 +17,8 @@ from urllib.parse import unquote, urlsplit
 
 from common.errors import UserError
 
+log = logging.getLogger("clickwork")  # of all commands: to the terminal, and into a run's directory
+
 MASK = "***"
 
 # A bare key, a number of tokens and a tokenizer are no secrets, so short words count only beside others.

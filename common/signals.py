@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from common.log import log
+from common.command import log
 
 # A terminal sends INT, QUIT and, when it is closed, HUP; Slurm sends USR1 ahead of a time limit (--signal=USR1@60).
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from app.config.train import CheckpointConfig
 from app.metrics.documents import Best, EvaluationFigures, Measured, Monitored, Parent
+from common.command import log
 from common.documents import Json, Number, OpenDocument, decode, encode
 from common.errors import UserError
 from common.files import FileDigest, digest_file, sync, write_atomically
-from common.log import log
 
 FORMAT: Final = 3
 

@@ -38,9 +38,9 @@ from app.checkpoint.files import OLD, PART, CheckpointState
 from app.runtime import environment
 from app.runtime.platform import background_thread
 from app.sharding.plan import local_shards
+from common.command import log
 from common.errors import UserError, last_line
 from common.files import FileDigest, digest_file, format_bytes
-from common.log import log
 from common.machine import host_bytes_available
 from common.signals import discard_native_stdout
 

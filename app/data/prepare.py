@@ -12,11 +12,11 @@ from pathlib import Path
 from app.config.app_config import AppConfig, is_own_table, table_values, validate
 from app.config.data import FILES, DataConfig, own_files, preprocessing
 from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
+from common.command import log
 from common.compose import convert
 from common.documents import plain
 from common.errors import UserError
 from common.keys import nest
-from common.log import log
 from common.signals import Interrupted
 from data_prep import config as preparation
 from data_prep.config import PICKLED, compared_keys, first_difference, given_values, keys_in_force

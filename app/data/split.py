@@ -25,9 +25,9 @@ from app.config.data import DataConfig, NegativesConfig, VerifyData
 from app.config.train import part_size
 from app.data.batch import Batch, BatchBuilder, RowArrays, join_rows
 from app.runtime.platform import background_thread
+from common.command import log
 from common.errors import OwnError, UserError
 from common.jit import Int, jit, prefetch
-from common.log import log
 from data_prep.codec.values import Bags, join
 from data_prep.dataset.format import INCREMENT, Manifest, ShardArrays, open_shard, shard_path, splitmix64, verify_shard
 from data_prep.dataset.format import Split as SplitEntry

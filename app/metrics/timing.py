@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch.profiler import ProfilerActivity, profile, tensorboard_trace_handler
 
 from app.metrics.documents import StepTimeHistogram
+from common.command import log
 from common.documents import Figures
-from common.log import log
 
 RAPL = Path("/sys/class/powercap")
 Counter = Callable[[], float]  # returns joules since an arbitrary time

@@ -63,13 +63,12 @@ from app.record.documents import (
 )
 from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED
-from common.command import RedactingFormatter, redact
+from common.command import RedactingFormatter, log, redact
 from common.compose import quote_literally
 from common.documents import encode, plain_object, read_document
 from common.errors import UserError, last_line
 from common.extensions import FilesBesideRun, rows_of_extensions
 from common.files import write_atomically
-from common.log import log
 from common.signals import Interrupted
 
 # First the five columns of AMD's process_training_log.py, for the whole job (there: for one GPU); then the same with

@@ -33,9 +33,8 @@ from app.config.train import LAYOUT, Platform, Precision, RuntimeConfig
 from app.runtime import environment
 from app.runtime.environment import HAS_MET, LAUNCHER_VARIABLES, REFUSAL_SECONDS
 from common.cli import EXIT_BAD_INPUT
-from common.command import RedactingFormatter
+from common.command import RedactingFormatter, log
 from common.errors import LostPeerError, OwnError, UserError
-from common.log import log
 from common.machine import keep_freed_memory, usable_cpus
 from common.signals import Interrupted, discard_native_stdout, erase_sequence, is_launched
 

@@ -42,10 +42,10 @@ from app.model.embeddings import FBGEMM_MULTIPLE, Features, TableArch, TableSpec
 from app.optimizer import has_fused
 from app.runtime.platform import Runtime
 from app.sharding.plan import blocks, codecs, make_sharders, read_plan, shardable, tables_in_order
+from common.command import log
 from common.compose import ConversionError, convert
 from common.errors import UserError
 from common.keys import check_keys, shown
-from common.log import log
 from data_prep.dataset.format import Manifest, mean_bag_sizes
 
 GIB, GB_PER_S = 2**30, 1e6  # bytes; bytes per millisecond, TorchRec's unit

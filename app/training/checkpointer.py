@@ -51,12 +51,12 @@ from app.runtime.platform import Runtime
 from app.training.recorder import Recorder
 from app.training.session import Session
 from app.training.state import AGREE_EVERY_STEPS, RunLength, RunState, best_of, next_monitored, score_of
+from common.command import log
 from common.compose import ConversionError, convert
 from common.documents import Json
 from common.errors import UserError
 from common.files import Need, digest_file, format_bytes, require_room
 from common.keys import shown, values_that_decide_bits
-from common.log import log
 from common.signals import StopRequest
 from data_prep.dataset.format import (
     MANIFEST_NAME,

@@ -19,8 +19,8 @@ from app.training.predictor import Evaluation, Predictor, task_of
 from app.training.recorder import Recorder
 from app.training.session import Session
 from app.training.state import RunState
+from common.command import log
 from common.extensions import rows_of_extensions
-from common.log import log
 from data_prep.dataset.format import Manifest
 
 

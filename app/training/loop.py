@@ -27,9 +27,9 @@ from app.training.predictor import EvaluationInterrupted
 from app.training.recorder import Recorder
 from app.training.session import DataLoader, Session, StepWindow
 from app.training.state import RunLength, RunState, best_of, early_stop, next_monitored, run_length, score_of
+from common.command import log
 from common.errors import UserError
 from common.keys import shown
-from common.log import log
 from common.signals import StopRequest
 
 

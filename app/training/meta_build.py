@@ -20,9 +20,9 @@ from app.runtime.platform import Runtime
 from app.sharding import planner
 from app.training import recorder
 from app.training.state import RunState
+from common.command import log
 from common.documents import plain
 from common.errors import UserError
-from common.log import log
 from data_prep.dataset.format import MANIFEST_NAME
 
 

@@ -56,10 +56,10 @@ from app.runtime.platform import Runtime, ScalarT
 from app.sharding import planner
 from app.sharding.plan import distribute, fill_tables
 from app.trackers import configured_trackers
+from common.command import log
 from common.documents import convert
 from common.errors import UserError
 from common.keys import shown
-from common.log import log
 from data_prep.dataset.format import Manifest, kept_share, logit_correction
 
 

@@ -29,10 +29,10 @@ from app.runtime.platform import Runtime
 from app.sharding.plan import table_blocks, table_weights
 from app.training.predictor import Predictor, sharded_model, task_of
 from app.training.state import RunLength, RunState
+from common.command import log
 from common.documents import Figures
 from common.errors import UserError, last_line
 from common.files import format_bytes
-from common.log import log
 from data_prep.dataset.format import Manifest
 
 MAX_BLOCKS = 8  # blocks of INIT_BLOCK_ROWS rows; a larger table is sampled by this many, evenly spaced

@@ -41,11 +41,11 @@ from app.report.page import ReportTable, halves, write_report
 from app.report.read import RunFiles, figure, read_run, signed
 from app.report.statistics import delong
 from common.cli import EXIT_DONE
+from common.command import log
 from common.compose import quote_literally
 from common.documents import Figures, convert, encode, plain_object, read_document
 from common.errors import UserError
 from common.files import write_atomically
-from common.log import log
 from data_prep.dataset.format import Manifest, load_rows_manifest, sampled_row_numbers
 from data_prep.dataset.kinds import ROWS
 from data_prep.dataset.options import LabelKind

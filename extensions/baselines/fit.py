@@ -19,10 +19,10 @@ from msgspec import field as document_field
 from numpy.typing import NDArray
 
 from app.config.commands import DatasetConfig
+from common.command import log
 from common.documents import Number, OpenDocument
 from common.errors import UserError
 from common.keys import MISSING, key
-from common.log import log
 from data_prep.codec.values import Bags, join, offsets_of
 from data_prep.dataset.format import Manifest, open_shard, sample_split, splitmix64
 

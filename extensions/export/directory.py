@@ -58,11 +58,11 @@ from app.training.checkpointer import TrainedRun
 from app.training.predictor import task_of
 from common import errors
 from common.cli import EXIT_DONE
+from common.command import log
 from common.documents import encode
 from common.errors import UserError
 from common.extensions import rows_of_extensions
 from common.files import digest_file, sync, write_atomically
-from common.log import log
 from data_prep import codec
 from data_prep.dataset.format import Manifest
 from data_prep.dataset.multi_hot import MultiHotTables

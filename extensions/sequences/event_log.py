@@ -36,10 +36,10 @@ from app.runtime.platform import Runtime, background_thread
 from app.scoring import ALL, NONE_SCORED, Scored, ignored_columns
 from app.training import predictor
 from app.training.checkpointer import TrainedRun
+from common.command import log
 from common.errors import OwnError, UserError
 from common.extensions import keys_of_extension
 from common.jit import Int, jit
-from common.log import log
 from data_prep.codec.files import NewRows, Shape
 from data_prep.codec.values import offsets_of, text_key
 from data_prep.dataset.format import Manifest, shard_path

@@ -24,9 +24,9 @@ from torchrec import JaggedTensor, KeyedJaggedTensor
 
 from app.config.app_config import AppConfig
 from app.model.embeddings import Features, TableArch, TableInitRange, TableSpec, row_collection
+from common.command import log
 from common.errors import last_line
 from common.extensions import keys_of_extension
-from common.log import log
 from extensions.sequences.event_log import SequenceLayout, Sequences
 from extensions.sequences.events import CANDIDATE, EventSchema
 from extensions.sequences.keys import Attention, HSTUConfig, SequencesConfig, triton_problem
