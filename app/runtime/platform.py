@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from app.config.app_config import AppConfig
 from app.config.train import LAYOUT, Platform, Precision, RuntimeConfig
 from app.runtime import environment
 from app.runtime.environment import HAS_MET, LAUNCHER_VARIABLES, REFUSAL_SECONDS
-from common.cli import EXIT_BAD_INPUT
+from common.cli import EXIT_BAD_INPUT, exit_status
 from common.command import RedactingFormatter, log
 from common.errors import LostPeerError, OwnError, UserError
 from common.machine import keep_freed_memory, usable_cpus
@@ -521,3 +521,13 @@ def log_to_terminal(rank: int) -> None:
     log.handlers[:] = [handler]
     log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
     log.propagate = False
+
+
+if __name__ == "__main__":
+
+    def look_for_gpu() -> None:
+        """Refuse a platform, the first argument, that does not work here."""
+        available_platform(cast(Platform, sys.argv[1]))
+
+    # Containers run this before they prepare data (docker-compose.yml): status 2 and one line without a GPU.
+    sys.exit(exit_status(look_for_gpu))
