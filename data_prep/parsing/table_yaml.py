@@ -52,6 +52,14 @@ ENTRY_EXAMPLES = {
     "sparse": '{column: NAME, separator: "|"}',
 }
 
+DOCUMENT_FORMS = {
+    "label": 'a column, or {column: NAME, rule: ">= 4"}, {column: NAME, positive: [yes]}, {column: NAME, kind: number}',
+    "sparse": f"a list, of at least one column or {ENTRY_EXAMPLES['sparse']}",
+    "dense": f"a list of columns, or {ENTRY_EXAMPLES['dense']}",
+    "time": "a column, or {column: NAME, format: epoch}",
+    "weight": "a column",
+}
+
 
 class Entry(Struct, forbid_unknown_fields=True):
     """An entry of dense or sparse that is more than a column."""
@@ -385,10 +393,16 @@ def _read_yaml(path: Path, text: str | None) -> tuple[Document, Collection[str]]
             if close == ["separator"]:
                 remedy = "the file's is delimiter, and a column's separator stands in {column: NAME, separator: \"|\"}"
             raise UserError(f"{path}: key {key} is not known; {remedy}")
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: not a mapping; write one `key: value` a line, of which label and sparse are needed")
     try:
         return convert(content, Document), content
     except ValueError as error:
-        raise UserError(f"{path}: {str(error).replace(UNKNOWN, 'is not known')}; see docs/inspect.md") from error
+        fault, key = str(error).replace(UNKNOWN, "is not known"), re.match(r"key '(\w+)", str(error))
+        form = DOCUMENT_FORMS.get(key[1]) if key else None
+        # The names of JSON's types are no words of YAML.
+        remedy = f"give {form}; columns are names, or positions from 0" if form else "see docs/inspect.md"
+        raise UserError(f"{path}: {fault.partition(': expected')[0] if form else fault}; {remedy}") from error
 
 
 def _parse_dialect(path: Path, document: Document, source: Source) -> Dialect:

@@ -78,6 +78,13 @@ TEXTS: list[tuple[str | bytes, str, str]] = [
     # The schema.
     (table(), "label: [", "not readable as YAML"),
     (table(), "lable: label\nsparse: [user]", r"key lable is not known; did you mean label\?$"),
+    (table(), "- label", "not a mapping; write one `key: value` a line, of which label and sparse are needed$"),
+    (table(), "label: label\nsparse: user", r"key 'sparse' is \"user\"; give a list, of at least one column or"),
+    (
+        table(),
+        "label: {column: label, positve: [1]}\nsparse: [user]",
+        "'label.positve' is not known; give a column, or",
+    ),
     (table(), "label: stars\nsparse: [user]", "no column stars, .*; it has label, price, user, item; correct one of"),
     (table(), 'delimiter: "\\t"\n' + SCHEMA, 'no column label, .*, or write delimiter: "," in the schema$'),
     (table(), "header: false\nlabel: 3\nsparse: [user]", "'user' is not a column; of these files columns are posit"),
