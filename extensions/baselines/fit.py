@@ -221,7 +221,7 @@ def fit_baselines(
 
 
 def _fit_in_time(seconds: float, train: Rows, others: Rows, names: Sequence[str]) -> Iterator[Fitted]:
-    """Yield what a thread fits in the given time; it goes on afterwards, as libraries cannot be interrupted safely."""
+    """Yield what a thread fits in the given time; libraries cannot be interrupted safely, so the thread runs on."""
     results: queue.Queue[Fitted | Exception | None] = queue.Queue()
 
     def fit() -> None:

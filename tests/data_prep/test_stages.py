@@ -1,4 +1,4 @@
-"""What stages store, order and fit: codes, columns, packed rows, shuffles, dense columns, multi-hot."""
+"""Files, orders and fits of stages: codes, columns, packed rows, shuffles, dense columns, multi-hot."""
 
 from fractions import Fraction
 from typing import Any
