@@ -66,7 +66,7 @@ class FileWriter(AbstractContextManager["FileWriter"]):
         self._pieces: list[NDArray[np.uint8]] = []
         self._begin = 0  # offset of the first piece
         self._threads = ThreadPoolExecutor(1)  # starts its thread at the first write
-        self._writes: deque[Future[None]] = deque()
+        self._writes: deque[Future[int]] = deque()
 
     def __exit__(self, *_: object) -> None:
         self.abandon()
@@ -156,7 +156,9 @@ class FileWriter(AbstractContextManager["FileWriter"]):
             content = pieces.pop(0)[: self.bytes - begin].data
             # A piece is checksummed while the previous one is written; few may wait, so that memory stays bounded.
             self._wait_for_writes(MAX_WRITES - 1)
-            self._writes.append(self._threads.submit(write_past_cache, self._file, content, begin))
+            self._writes.append(
+                self._threads.submit(transfer_past_cache, os.pwritev, self._file, content, begin, len(content))
+            )
             if not self._is_spilled:
                 self._checksum.update(content)
             begin += len(content)
@@ -167,20 +169,24 @@ class FileWriter(AbstractContextManager["FileWriter"]):
             self._writes.popleft().result()
 
 
-def write_past_cache(file: int, content: memoryview, offset: int) -> None:
-    """Write at an offset, a multiple of PAGE_BYTES: whole pages without the page cache if possible, then the rest."""
-    # Direct I/O takes whole pages, so the end of a file goes through the cache.
-    whole, done, flags = len(content) // PAGE_BYTES * PAGE_BYTES, 0, fcntl.fcntl(file, fcntl.F_GETFL)
+def transfer_past_cache(call: Callable[..., int], file: int, pages: memoryview, offset: int, num_bytes: int) -> int:
+    """Read or write num_bytes at an offset, a multiple of PAGE_BYTES; return the bytes done: fewer where a file ends.
+
+    call: os.preadv or os.pwritev. pages: memory of the bytes; its whole pages bypass the page cache if possible.
+    """
+    # Direct I/O takes whole pages, so the end of a written file goes through the cache.
+    whole, done, flags = len(pages) // PAGE_BYTES * PAGE_BYTES, 0, fcntl.fcntl(file, fcntl.F_GETFL)
     if whole and DIRECT:
         try:
             fcntl.fcntl(file, fcntl.F_SETFL, flags | DIRECT)
-            done = os.pwrite(file, content[:whole], offset)
+            done = call(file, [pages[:whole]], offset)
         except OSError as error:
             if error.errno != errno.EINVAL:  # raised where the file system cannot
                 raise
         fcntl.fcntl(file, fcntl.F_SETFL, flags)
-    while done < len(content):
-        done += os.pwrite(file, content[done:], offset + done)
+    while done < num_bytes and (count := call(file, [pages[done:]], offset + done)):
+        done += count
+    return done
 
 
 class FileRange(NamedTuple):
@@ -196,25 +202,24 @@ def read_ranges(ranges: Iterable[FileRange]) -> Iterator[NDArray[np.uint8]]:
     coming: deque[Future[NDArray[np.uint8]]] = deque()
     with ThreadPoolExecutor(READ_AHEAD) as readers:
         for part in ranges:
-            out = np.empty(part.num_bytes, np.uint8)  # not in a reader, whose memory no later thread reuses
-            coming.append(readers.submit(_read_range, part, out))
+            # Not in a reader, whose memory no later thread reuses.
+            pages = empty_pages((part.num_bytes // PAGE_BYTES + 2) * PAGE_BYTES)
+            coming.append(readers.submit(_read_range, part, pages))
             if len(coming) > READ_AHEAD:
                 yield coming.popleft().result()
         while coming:
             yield coming.popleft().result()
 
 
-def _read_range(part: FileRange, out: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Read a range into `out`, and return it; raise OSError if the file is shorter."""
+def _read_range(part: FileRange, pages: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Read the pages that a range touches, and return the range; raise OSError if the file is shorter."""
+    start = part.offset % PAGE_BYTES
+    end = start + part.num_bytes
+    content = pages[: -(-end // PAGE_BYTES) * PAGE_BYTES].data
     with open(part.path, "rb", buffering=0) as file:
-        file.seek(part.offset)
-        done = 0
-        while done < part.num_bytes:
-            count = file.readinto(out[done:].data)
-            if not count:
-                raise OSError(errno.EIO, "shorter than it was", str(part.path))
-            done += count
-    return out
+        if transfer_past_cache(os.preadv, file.fileno(), content, part.offset - start, end) < end:
+            raise OSError(errno.EIO, "shorter than it was", str(part.path))
+    return pages[start:end]
 
 
 BLOCK_BYTES = 2 << 20  # A few blocks fit the outer caches.

@@ -60,7 +60,7 @@ def test_a_failing_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monk
     def disk_is_full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(arrays, "write_past_cache", disk_is_full)
+    monkeypatch.setattr(arrays, "transfer_past_cache", disk_is_full)
     before = set(os.listdir("/proc/self/fd"))
     file = FileWriter(tmp_path / "a", is_buffered=is_buffered)
 
