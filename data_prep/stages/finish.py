@@ -116,18 +116,14 @@ def unseen_shares(job: Job, built: Sequence[BuiltShard], features: Sequence[str]
         train_share, held_out_share = (_unknown_share(job, shards, features) for shards in (train, held_out))
         shares = np.maximum(held_out_share - train_share, 0)
     elif sum(shard.shard.rows for shard in train) <= MAX_ROWS:
-        # The share of each feature's held-out ids that no row of train has: [features].
-        trained: list[NDArray[np.int32]] = [np.zeros(0, np.int32)] * len(features)
-        for shard in train:
-            trained = [
-                np.union1d(ids, more) for ids, more in zip(trained, _ids_by_feature(job, shard, features), strict=True)
-            ]
+        # Ids of val and test that train lacks have rows in tables that no step of training reaches.
         new, total = np.zeros(len(features)), np.zeros(len(features))
-        for shard in held_out:
-            for number, ids in enumerate(_ids_by_feature(job, shard, features)):
-                # Ids of val and test that train lacks have rows in tables that no step of training reaches.
-                new[number] += np.count_nonzero(~np.isin(ids, trained[number]))
-                total[number] += len(ids)
+        trained, others = ([_ids_by_feature(job, shard, features) for shard in shards] for shards in (train, held_out))
+        for number in range(len(features)):
+            known = np.concatenate([ids[number] for ids in trained])
+            for ids in others:
+                new[number] += np.count_nonzero(~np.isin(ids[number], known))
+                total[number] += len(ids[number])
         shares = np.asarray(new / np.maximum(total, 1), np.float64)
     else:
         return None
