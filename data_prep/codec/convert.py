@@ -20,35 +20,33 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.codec.dates import (
-    EPOCH,
-    EPOCHS,
-    NO_TIME,
-    NUMBERS,
-    NumberForm,
-    count_microseconds,
-    is_plausible,
-    number_of,
-    part_of,
-    read_time,
-    time_fault,
-)
 from data_prep.codec.values import (
     CORRECT,
+    EPOCH,
+    EPOCHS,
     LIST_SEPARATOR,
+    NO_TIME,
+    NUMBERS,
     Form,
     Locator,
+    NumberForm,
     RawRows,
     TableBlock,
     TextColumn,
+    count_microseconds,
     form_of,
     form_of_typed,
     forms_of_texts,
     has_plain_integers,
+    is_plausible,
+    number_of,
     offsets_of,
+    part_of,
+    read_time,
     reads_as_untyped,
     spell,
     text_of,
+    time_fault,
 )
 
 EMPTY = (None, "")  # missing values

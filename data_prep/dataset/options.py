@@ -327,7 +327,7 @@ Part = Literal["year", "month", "day", "weekday", "hour", "minute", "second", "d
 
 
 class DatePart(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A feature that is one part of a column's dates or times; see data_prep/codec/dates.py.
+    """A feature that is one part of a column's dates or times; see data_prep/codec/values.py.
 
     format: as for `datetime.strptime`, or a name of EPOCHS there; None: ISO 8601.
     """

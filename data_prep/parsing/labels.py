@@ -24,8 +24,18 @@ from data_prep.codec.convert import (
     refuse_row,
     without_marks,
 )
-from data_prep.codec.dates import NumberForm, exact_number_of, number_of
-from data_prep.codec.values import EXACT_INTEGERS, TRUTHS, Form, Locator, RawRows, TableBlock, text_of
+from data_prep.codec.values import (
+    EXACT_INTEGERS,
+    TRUTHS,
+    Form,
+    Locator,
+    NumberForm,
+    RawRows,
+    TableBlock,
+    exact_number_of,
+    number_of,
+    text_of,
+)
 from data_prep.dataset.options import COMPARISONS, LabelKind, LabelRule, Table, parse_rule
 from data_prep.parsing.formats import format_named, row_bytes, table_layout
 from data_prep.sources.discover import Source

@@ -19,8 +19,7 @@ from msgspec.structs import replace
 from common.documents import UNKNOWN, convert
 from common.errors import UserError
 from common.extensions import directories_of_values
-from data_prep.codec.dates import EPOCH, PARTS, fault_of_format, number_of
-from data_prep.codec.values import STANDARD, TRUTHS, Dialect, charset_named
+from data_prep.codec.values import EPOCH, PARTS, STANDARD, TRUTHS, Dialect, charset_named, fault_of_format, number_of
 from data_prep.dataset.options import (
     COLUMN_AND_RULE,
     COMPARISONS,

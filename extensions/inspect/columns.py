@@ -15,9 +15,19 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.codec.convert import distinct, plain, refuse_rounded, to_list
-from data_prep.codec.dates import EPOCHS, NUMBERS, number_of, read_time
 from data_prep.codec.files import decode_text
-from data_prep.codec.values import NUMBER, TRUTHS, RawRows, text_of, text_values, whole_number
+from data_prep.codec.values import (
+    EPOCHS,
+    NUMBER,
+    NUMBERS,
+    TRUTHS,
+    RawRows,
+    number_of,
+    read_time,
+    text_of,
+    text_values,
+    whole_number,
+)
 from data_prep.dataset.format import splitmix64
 from data_prep.parsing.formats import MIN_ROW_BYTES, FileLayout, Format
 from data_prep.parsing.labels import NULL_MARKS

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.codec.convert import distinct
-from data_prep.codec.dates import EPOCHS, NUMBERS, PARTS, number_of, read_time
-from data_prep.codec.values import EXACT_INTEGERS, TRUTHS, RawRows
+from data_prep.codec.values import EPOCHS, EXACT_INTEGERS, NUMBERS, PARTS, TRUTHS, RawRows, number_of, read_time
 from data_prep.dataset.format import splitmix64
 from data_prep.dataset.options import COLUMN_AND_RULE, LabelKind, Table, parse_rule
 from data_prep.parsing.labels import NULL_MARKS, PAIRS, convert_rows

@@ -48,8 +48,16 @@ from data_prep.codec.convert import (
     truths_of,
     without_nan,
 )
-from data_prep.codec.dates import NUMBERS, SECOND, fault_of_format
-from data_prep.codec.values import CORRECT, RawRows, compared_text, text_values, whole_number
+from data_prep.codec.values import (
+    CORRECT,
+    NUMBERS,
+    SECOND,
+    RawRows,
+    compared_text,
+    fault_of_format,
+    text_values,
+    whole_number,
+)
 from data_prep.dataset.format import REMEDY, Count, JsonObject, Manifest, VocabularyFiles, shard_path, verify_shard
 from data_prep.dataset.kinds import kind_of
 from data_prep.dataset.options import MAX_NUM_EMBEDDINGS, RULE, Feature, TableRows, parse_rule, to_json
@@ -89,7 +97,7 @@ class EventSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
     Attributes:
         user, item, time: columns. time_format: as for `datetime.strptime`, or a name of EPOCHS in
-            data_prep/codec/dates.py; None: numbers are seconds, text is ISO 8601.
+            data_prep/codec/values.py; None: numbers are seconds, text is ISO 8601.
         actions: at most MAX_ACTIONS, each with its condition, in the order of their bits.
         label: action that a model predicts. anchors: condition for events that can be samples; {}: all.
         others: further values allowed in a column of `actions`; any other value is refused.

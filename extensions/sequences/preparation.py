@@ -24,8 +24,7 @@ from common.files import Crc32, FileDigest, Need, require_room
 from common.keys import refuse
 from common.machine import keep_freed_memory, usable_cpus
 from data_prep.codec.convert import excerpt, to_list
-from data_prep.codec.dates import SECOND
-from data_prep.codec.values import offsets_of
+from data_prep.codec.values import SECOND, offsets_of
 from data_prep.config import (
     USED_BY_GENERATORS,
     DataConfig,
