@@ -38,7 +38,7 @@ from data_prep.dataset.format import Manifest, ShardArrays, load_rows_manifest, 
 from data_prep.dataset.options import DenseTransform, Schema, Table
 from data_prep.lookup import NO_ID, column_transforms, dense_limits, vocabulary_path
 from data_prep.parsing.formats import Chunk, LineFormat, format_named, row_bytes, suffix_of, table_layout
-from data_prep.parsing.labels import read_targets
+from data_prep.parsing.readers import read_targets
 from data_prep.parsing.table_yaml import read_columns
 from data_prep.sources.discover import DAMAGE, Source, packing_of, resolve_sources
 

@@ -185,7 +185,7 @@ def refuse_labels(job: Job, records: Sequence[ChunkRecord], is_allowed: bool) ->
     """
     if job.table is None:
         return
-    from data_prep.parsing.labels import describe_label_values  # imports pyarrow, which Criteo's rows do not need
+    from data_prep.parsing.readers import describe_label_values  # imports pyarrow, which Criteo's rows do not need
 
     sources = [source for source in job.sources if source.split in (None, "train")]
     place = f"{sources[0].path}, column {job.table.label}"

@@ -184,7 +184,7 @@ def _parse_batches(
     task: ParseTask, table: Table, chunk: int, batches: Iterable[tuple[RawRows, int]], counters: Counters
 ) -> "ChunkWriter":
     """Convert the rows of one chunk of a user's table; the caller finishes its files."""
-    from data_prep.parsing.labels import convert_rows  # imports pyarrow, which Criteo's rows do not need
+    from data_prep.parsing.readers import convert_rows  # imports pyarrow, which Criteo's rows do not need
 
     forms = None if task.forms is None else dict(zip(table.sparse, task.forms, strict=True))
     limits = dense_limits(task.job.rules.dense_transform, table)

@@ -63,7 +63,7 @@ from data_prep.dataset.kinds import kind_of
 from data_prep.dataset.options import MAX_NUM_EMBEDDINGS, RULE, Feature, TableRows, parse_rule, to_json
 from data_prep.io import open_array
 from data_prep.parsing.formats import Chunk, FileLayout, format_of
-from data_prep.parsing.labels import meets_rule
+from data_prep.parsing.readers import meets_rule
 from data_prep.parsing.table_yaml import schema_path
 from data_prep.sources.discover import Source
 
