@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.result_file import write_result
 from data_prep.dataset.format import load_manifest
-from data_prep.parsing.table_yaml import schema_path
+from data_prep.parsing.table import schema_path
 from extensions.sequences.event_log import EventLog
 from extensions.sequences.keys import AnchorOrder, SequencesConfig
 

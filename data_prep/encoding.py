@@ -39,7 +39,7 @@ from data_prep.dataset.options import DenseTransform, Schema, Table
 from data_prep.lookup import NO_ID, column_transforms, dense_limits, vocabulary_path
 from data_prep.parsing.formats import Chunk, LineFormat, format_named, row_bytes, suffix_of, table_layout
 from data_prep.parsing.readers import read_targets
-from data_prep.parsing.table_yaml import read_columns
+from data_prep.parsing.table import read_columns
 from data_prep.sources.discover import DAMAGE, Source, packing_of, resolve_sources
 
 

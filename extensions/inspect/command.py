@@ -19,7 +19,7 @@ from app.report.read import count, percent, plural
 from common.cli import EXIT_DONE
 from common.keys import MISSING, key
 from common.machine import require_memory
-from data_prep.parsing.table_yaml import drop_empty_files
+from data_prep.parsing.table import drop_empty_files
 from data_prep.sources.discover import resolve_sources, without_packing
 from extensions.inspect.proposal import (
     LEAK_AUC,

@@ -23,7 +23,7 @@ from data_prep.codec.values import EPOCHS, EXACT_INTEGERS, NUMBERS, PARTS, TRUTH
 from data_prep.dataset.format import splitmix64
 from data_prep.dataset.options import COLUMN_AND_RULE, LabelKind, Table, parse_rule
 from data_prep.parsing.readers import NULL_MARKS, PAIRS, convert_rows
-from data_prep.parsing.table_yaml import load_table
+from data_prep.parsing.table import load_table
 from data_prep.sources.discover import Source
 from extensions.inspect.columns import ColumnFigures, TableProfile, read_profile, time_formats
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from data_prep.parsing.table_yaml import schema_path
+from data_prep.parsing.table import schema_path
 from extensions.sequences import preparation
 from extensions.sequences.events import load_event_schema
 from tests.data_prep.conftest import config, prepare
