@@ -132,14 +132,14 @@ def pin() -> None:
 def convert(path: Path) -> float:
     """Seconds of this project's reading and converting, the schema and imports left out."""
     from data_prep.codec import convert as converter
-    from data_prep.parsing import formats, table_yaml
+    from data_prep.parsing.table import format_named, load_table, row_bytes, table_layout
     from data_prep.sources.discover import resolve_sources
 
     sources = tuple(resolve_sources(str(path)))
-    table = table_yaml.load_table(path.parent / "schema.yaml", sources)
-    form, (columns, layout) = formats.format_named(table.format), formats.table_layout(table)
+    table = load_table(path.parent / "schema.yaml", sources)
+    form, (columns, layout) = format_named(table.format), table_layout(table)
     begin = time.perf_counter()
-    for chunk in form.chunks(sources[0], layout, formats.row_bytes(table), BLOCK_BYTES):
+    for chunk in form.chunks(sources[0], layout, row_bytes(table), BLOCK_BYTES):
         for batch, _ in form.batches(sources[0], chunk, columns, layout):
             converter.convert(batch, table)
     return time.perf_counter() - begin

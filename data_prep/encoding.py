@@ -37,9 +37,8 @@ from data_prep.codec.values import NUMBER, STANDARD, Dialect, RawRows, numbered_
 from data_prep.dataset.format import Manifest, ShardArrays, load_rows_manifest, verify_file
 from data_prep.dataset.options import DenseTransform, Schema, Table
 from data_prep.lookup import NO_ID, column_transforms, dense_limits, vocabulary_path
-from data_prep.parsing.formats import Chunk, LineFormat, format_named, row_bytes, suffix_of, table_layout
 from data_prep.parsing.readers import read_targets
-from data_prep.parsing.table import read_columns
+from data_prep.parsing.table import Chunk, LineFormat, format_named, read_columns, row_bytes, suffix_of, table_layout
 from data_prep.sources.discover import DAMAGE, Source, packing_of, resolve_sources
 
 

@@ -58,7 +58,7 @@ from data_prep.codec.values import (
     text_of,
 )
 from data_prep.dataset.options import COMPARISONS, LabelKind, LabelRule, Table, parse_rule
-from data_prep.parsing.formats import (
+from data_prep.parsing.table import (
     NUMBER_LIST,
     Chunk,
     Column,

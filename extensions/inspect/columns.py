@@ -29,9 +29,8 @@ from data_prep.codec.values import (
     whole_number,
 )
 from data_prep.dataset.format import splitmix64
-from data_prep.parsing.formats import MIN_ROW_BYTES, FileLayout, Format
 from data_prep.parsing.readers import NULL_MARKS
-from data_prep.parsing.table import DELIMITERS, common_format, read_columns
+from data_prep.parsing.table import DELIMITERS, MIN_ROW_BYTES, FileLayout, Format, common_format, read_columns
 from data_prep.sources.discover import Source
 from data_prep.sources.line_blocks import LineBlocks
 

@@ -62,9 +62,8 @@ from data_prep.dataset.format import REMEDY, Count, JsonObject, Manifest, Vocabu
 from data_prep.dataset.kinds import kind_of
 from data_prep.dataset.options import MAX_NUM_EMBEDDINGS, RULE, Feature, TableRows, parse_rule, to_json
 from data_prep.io import open_array
-from data_prep.parsing.formats import Chunk, FileLayout, format_of
 from data_prep.parsing.readers import meets_rule
-from data_prep.parsing.table import schema_path
+from data_prep.parsing.table import Chunk, FileLayout, format_of, schema_path
 from data_prep.sources.discover import Source
 
 EVENTS = "events"  # the encoding's name, and the only split on disk

@@ -19,8 +19,8 @@ from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.encoding import Encoder, read_new_rows
 from data_prep.lookup import VocabularyTexts
 from data_prep.parsing import readers
-from data_prep.parsing.formats import Chunk, FileLayout
 from data_prep.parsing.readers import Parquet
+from data_prep.parsing.table import Chunk, FileLayout
 from data_prep.sources.discover import Source, resolve_sources
 from tests.data_prep.conftest import SPLITS, Capture, load_split, prepare, sums
 from tests.data_prep.tables import HASHED, make, paths, write
