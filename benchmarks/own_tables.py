@@ -133,7 +133,7 @@ def convert(path: Path) -> float:
     """Seconds of this project's reading and converting, the schema and imports left out."""
     from data_prep.codec import convert as converter
     from data_prep.parsing.table import format_named, load_table, row_bytes, table_layout
-    from data_prep.sources.discover import resolve_sources
+    from data_prep.sources.files import resolve_sources
 
     sources = tuple(resolve_sources(str(path)))
     table = load_table(path.parent / "schema.yaml", sources)

@@ -39,7 +39,7 @@ from data_prep.dataset.options import DenseTransform, Schema, Table
 from data_prep.lookup import NO_ID, column_transforms, dense_limits, vocabulary_path
 from data_prep.parsing.readers import read_targets
 from data_prep.parsing.table import Chunk, LineFormat, format_named, read_columns, row_bytes, suffix_of, table_layout
-from data_prep.sources.discover import DAMAGE, Source, packing_of, resolve_sources
+from data_prep.sources.files import DAMAGE, Source, packing_of, resolve_sources
 
 
 def read_new_rows(path: Path, shape: Shape) -> NewRows:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from data_prep.config import DataConfig
     from data_prep.dataset.format import Manifest
     from data_prep.job import Job
-    from data_prep.sources.discover import Source
+    from data_prep.sources.files import Source
     from data_prep.stages.write import BuiltShard
 
 

@@ -29,7 +29,7 @@ from common.files import Need, SummedFile, digest_file, format_bytes, require_ro
 from data_prep.config import DataConfig, RemoteConfig
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 from data_prep.io import Progress, Tally
-from data_prep.sources.discover import (
+from data_prep.sources.files import (
     DAMAGE,
     GZIP_MAGIC,
     GZIP_RATIO,

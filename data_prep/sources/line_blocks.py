@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from common.files import FileDigest, SummedFile
 from data_prep.io import BLOCK_BYTES, ReadAhead
-from data_prep.sources.discover import DAMAGE, Source, copy_command, packing_of
+from data_prep.sources.files import DAMAGE, Source, copy_command, packing_of
 
 ROOM_BEFORE = BLOCK_BYTES  # bytes before a block, for the beginning of a line that ends in it
 ROOM_BEHIND = 128  # bytes for a newline, and for what a kernel may read beyond the end

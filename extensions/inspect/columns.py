@@ -31,7 +31,7 @@ from data_prep.codec.values import (
 from data_prep.dataset.format import splitmix64
 from data_prep.parsing.readers import NULL_MARKS
 from data_prep.parsing.table import DELIMITERS, MIN_ROW_BYTES, FileLayout, Format, common_format, read_columns
-from data_prep.sources.discover import Source
+from data_prep.sources.files import Source
 from data_prep.sources.line_blocks import LineBlocks
 
 MAX_EXACT = 1 << 16  # fewer different values are counted; more are estimated

@@ -20,7 +20,7 @@ from common.cli import EXIT_DONE
 from common.keys import MISSING, key
 from common.machine import require_memory
 from data_prep.parsing.table import drop_empty_files
-from data_prep.sources.discover import resolve_sources, without_packing
+from data_prep.sources.files import resolve_sources, without_packing
 from extensions.inspect.proposal import (
     LEAK_AUC,
     Proposal,

@@ -24,7 +24,7 @@ from data_prep.dataset.format import splitmix64
 from data_prep.dataset.options import COLUMN_AND_RULE, LabelKind, Table, parse_rule
 from data_prep.parsing.readers import NULL_MARKS, PAIRS, convert_rows
 from data_prep.parsing.table import load_table
-from data_prep.sources.discover import Source
+from data_prep.sources.files import Source
 from extensions.inspect.columns import ColumnFigures, TableProfile, read_profile, time_formats
 
 MIN_LABELS = 50  # per class, for a meaningful AUC

@@ -64,7 +64,7 @@ from data_prep.dataset.options import MAX_NUM_EMBEDDINGS, RULE, Feature, TableRo
 from data_prep.io import open_array
 from data_prep.parsing.readers import meets_rule
 from data_prep.parsing.table import Chunk, FileLayout, format_of, schema_path
-from data_prep.sources.discover import Source
+from data_prep.sources.files import Source
 
 EVENTS = "events"  # the encoding's name, and the only split on disk
 MAX_ACTIONS = 6

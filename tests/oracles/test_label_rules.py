@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from data_prep.parsing.readers import convert_rows
 from data_prep.parsing.table import format_named, load_table, row_bytes, table_layout
-from data_prep.sources.discover import resolve_sources
+from data_prep.sources.files import resolve_sources
 from tests.data_prep.conftest import seeds
 from tests.data_prep.tables import write
 

@@ -21,7 +21,7 @@ from data_prep.lookup import VocabularyTexts
 from data_prep.parsing import readers
 from data_prep.parsing.readers import Parquet
 from data_prep.parsing.table import Chunk, FileLayout
-from data_prep.sources.discover import Source, resolve_sources
+from data_prep.sources.files import Source, resolve_sources
 from tests.data_prep.conftest import SPLITS, Capture, load_split, prepare, sums
 from tests.data_prep.tables import HASHED, make, paths, write
 

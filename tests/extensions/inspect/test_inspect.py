@@ -16,7 +16,7 @@ from sklearn.metrics import roc_auc_score
 
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, splitmix64
-from data_prep.sources.discover import Source, resolve_sources
+from data_prep.sources.files import Source, resolve_sources
 from data_prep.verify import verify_dataset
 from extensions.inspect.columns import MAX_EXACT, ColumnFigures
 from extensions.inspect.command import inspection_page
