@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from common.jit import Int, count_ones, count_trailing_zeros, jit, load_u64, match_64
 from data_prep.dataset.options import CRITEO
-from data_prep.sources.files import copy_command
-from data_prep.sources.line_blocks import describe_bare_returns
+from data_prep.sources.files import copy_command, describe_bare_returns
 
 HIGH_BITS = np.uint64(0x8080808080808080)
 CASE_BITS = np.uint64(0x2020202020202020)

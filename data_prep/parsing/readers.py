@@ -70,8 +70,7 @@ from data_prep.parsing.table import (
     suffix_of,
     table_layout,
 )
-from data_prep.sources.files import Source
-from data_prep.sources.line_blocks import LineBlocks, describe_bare_returns
+from data_prep.sources.files import LineBlocks, Source, describe_bare_returns
 
 SENTINEL = "end"  # value of all fields in a line that is appended to a block, to find a quote left open before it
 

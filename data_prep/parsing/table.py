@@ -51,8 +51,7 @@ from data_prep.dataset.options import (
     Vector,
     parse_rule,
 )
-from data_prep.sources.files import Source, copy_command, without_packing
-from data_prep.sources.line_blocks import LineBlocks, count_lines_before
+from data_prep.sources.files import LineBlocks, Source, copy_command, count_lines_before, without_packing
 
 NUMBER_LIST = "list of numbers"
 

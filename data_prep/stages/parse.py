@@ -35,8 +35,16 @@ from data_prep.lookup import (
 )
 from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows, parse_bytes, parse_lines
 from data_prep.parsing.table import Chunk, FileLayout, LineFormat, format_named, row_bytes, table_layout
-from data_prep.sources.files import GIVEN, PUBLISHED, Source, given_md5s, refuse_same
-from data_prep.sources.line_blocks import LineBlocks, SourceStream, count_lines_before
+from data_prep.sources.files import (
+    GIVEN,
+    PUBLISHED,
+    LineBlocks,
+    Source,
+    SourceStream,
+    count_lines_before,
+    given_md5s,
+    refuse_same,
+)
 from data_prep.stages.columns import TableCategories, ValueBuffer, write_columns
 from data_prep.stages.fit import PARSED_COUNTS, write_counts
 from data_prep.vocabulary import Coding

@@ -31,8 +31,7 @@ from data_prep.codec.values import (
 from data_prep.dataset.format import splitmix64
 from data_prep.parsing.readers import NULL_MARKS
 from data_prep.parsing.table import DELIMITERS, MIN_ROW_BYTES, FileLayout, Format, common_format, read_columns
-from data_prep.sources.files import Source
-from data_prep.sources.line_blocks import LineBlocks
+from data_prep.sources.files import LineBlocks, Source
 
 MAX_EXACT = 1 << 16  # fewer different values are counted; more are estimated
 INTEGER = re.compile(r"-?[0-9]+(\.0)?")  # 12.0 as pandas writes columns with gaps, 00042 as postcodes are written

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from common.files import FileDigest
 from data_prep.codec.files import Shape
 from data_prep.encoding import read_new_rows
-from data_prep.sources.files import resolve_sources
-from data_prep.sources.line_blocks import ROOM_BEFORE, LineBlocks, SourceStream
+from data_prep.sources.files import ROOM_BEFORE, LineBlocks, SourceStream, resolve_sources
 from tests.data_prep.conftest import load_rows, prepare
 from tests.data_prep.tables import paths
 from tests.error_lines import refused
