@@ -14,7 +14,7 @@ counts uint32 and first rows uint32. The file `texts` holds, feature by feature,
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -26,13 +26,15 @@ from numpy.typing import NDArray
 from common.files import FileDigest
 from common.machine import share_allocator_with_arrow
 from data_prep.codec.values import Bags, Form, TableBlock, offsets_of, remainders, text_values, unpack
+from data_prep.dataset.options import VocabularyOrder
 from data_prep.io import ArrayWriter, FileRange, FileWriter, open_array, read_ranges
 from data_prep.job import VALUE_BYTES, ChunkRecord, Job
 from data_prep.lookup import text_buffers, texts_from_buffers
-from data_prep.vocabulary import FEW_CODES, MAX_CODES, Entries, refuse_collisions
+from data_prep.vocabulary import FEW_CODES, MAX_CODES, Coding, Entries, count_values, refuse_collisions
 
 # Aligned columns can be viewed as codes of any width without a copy.
 ALIGNMENT = 8
+PARSED_COUNTS = "counts"  # suffix of the file with the counts of all of a chunk's rows
 DICTIONARIES = "dictionaries"  # suffix of a chunk's file, for a user's own table
 ENTRY_BYTES = 16  # an entry of that file: value, count, first row
 
@@ -412,3 +414,35 @@ class StoredDictionary:
             content = np.fromfile(file, np.uint8, int(offsets[-1] - offsets[0]))
         texts = texts_from_buffers(offsets - offsets[0], content)
         return Entries(values, counts.astype(np.int64), first.astype(np.int64), texts)
+
+
+def write_counts(
+    job: Job,
+    chunk: tuple[int, int],
+    suffix: str,
+    read_column: Callable[[int], NDArray[np.uint32]],
+    rows: NDArray[np.int64],
+) -> tuple[list[int], FileDigest, list[Coding | None]]:
+    """Count the values of a Criteo chunk, feature by feature; first rows count from 0 in the chunk.
+
+    Returns each feature's number of distinct values, the file's size and checksum, and each feature's coding or None,
+    whose codes are of the counted rows alone.
+
+    Args:
+        chunk: source index and chunk number.
+        read_column: returns a feature's values by its number; they are overwritten.
+        rows: rows of the chunk to count, ascending.
+    """
+    in_order = job.rules.order is VocabularyOrder.first_appearance
+    distinct: list[int] = []
+    codings: list[Coding | None] = []
+    file = FileWriter(job.chunk_path(*chunk, suffix), job.checksum(suffix))
+    for feature in range(len(job.schema.sparse)):
+        column = read_column(feature)
+        column = column if len(rows) == len(column) else column[rows]
+        run, coding = count_values(column, rows if in_order else None)
+        codings.append(coding)
+        for array in run:
+            file.append(array.astype(np.uint32, copy=False))
+        distinct.append(len(run.values))
+    return distinct, file.close(), codings

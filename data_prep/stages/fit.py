@@ -9,7 +9,7 @@ chunks or workers.
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from math import isqrt
@@ -24,18 +24,23 @@ from common.errors import UserError
 from common.files import FileDigest, digest_file
 from data_prep.codec.values import FITS
 from data_prep.dataset.format import Rules
-from data_prep.dataset.options import DenseTransform, VocabularyOrder
+from data_prep.dataset.options import DenseTransform
 from data_prep.executor import Counters, Executor
-from data_prep.io import FileRange, FileWriter, open_array, read_ranges
+from data_prep.io import FileRange, open_array, read_ranges
 from data_prep.job import VALUE_BYTES, ChunkRecord, Job, ResumableTask, path_of
 from data_prep.lookup import TEXT_KINDS, DenseRange, join_ranges, vocabulary_path
-from data_prep.stages.columns import DICTIONARIES, StoredDictionary, read_column, write_code_counts
+from data_prep.stages.columns import (
+    DICTIONARIES,
+    PARSED_COUNTS,
+    StoredDictionary,
+    read_column,
+    write_code_counts,
+    write_counts,
+)
 from data_prep.stages.place import rows_below
 from data_prep.vocabulary import (
-    Coding,
     NumberedValues,
     Run,
-    count_values,
     merge_dictionaries,
     merge_in_parts,
     most_frequent,
@@ -44,7 +49,7 @@ from data_prep.vocabulary import (
     write_ranked,
 )
 
-PARSED_COUNTS, FITTED_COUNTS = "counts", "fitted-counts"  # counts of all rows; counts of the rows to fit on
+FITTED_COUNTS = "fitted-counts"  # suffix of the counts of the rows to fit on
 ENTRY_BYTES = 12  # Criteo's rows: value, count and first row, all uint32
 
 
@@ -64,38 +69,6 @@ class ChunkCounts:
         path = job.chunk_path(self.record.source, self.record.chunk, self.suffix)
         entries = self.record.distinct
         return FileRange(path, ENTRY_BYTES * sum(entries[:feature]), ENTRY_BYTES * entries[feature])
-
-
-def write_counts(
-    job: Job,
-    chunk: tuple[int, int],
-    suffix: str,
-    read_column: Callable[[int], NDArray[np.uint32]],
-    rows: NDArray[np.int64],
-) -> tuple[list[int], FileDigest, list[Coding | None]]:
-    """Count the values of a Criteo chunk, feature by feature; first rows count from 0 in the chunk.
-
-    Returns each feature's number of distinct values, the file's size and checksum, and each feature's coding or None,
-    whose codes are of the counted rows alone.
-
-    Args:
-        chunk: source index and chunk number.
-        read_column: returns a feature's values by its number; they are overwritten.
-        rows: rows of the chunk to count, ascending.
-    """
-    in_order = job.rules.order is VocabularyOrder.first_appearance
-    distinct: list[int] = []
-    codings: list[Coding | None] = []
-    file = FileWriter(job.chunk_path(*chunk, suffix), job.checksum(suffix))
-    for feature in range(len(job.schema.sparse)):
-        column = read_column(feature)
-        column = column if len(rows) == len(column) else column[rows]
-        run, coding = count_values(column, rows if in_order else None)
-        codings.append(coding)
-        for array in run:
-            file.append(array.astype(np.uint32, copy=False))
-        distinct.append(len(run.values))
-    return distinct, file.close(), codings
 
 
 class StoredRun:

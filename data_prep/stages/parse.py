@@ -45,8 +45,7 @@ from data_prep.sources.files import (
     given_md5s,
     refuse_same,
 )
-from data_prep.stages.columns import TableCategories, ValueBuffer, write_columns
-from data_prep.stages.fit import PARSED_COUNTS, write_counts
+from data_prep.stages.columns import PARSED_COUNTS, TableCategories, ValueBuffer, write_columns, write_counts
 from data_prep.vocabulary import Coding
 
 PARSED = "parsed"
