@@ -3,10 +3,10 @@
 A chunk is consecutive rows of one source. Its files lie in <dataset>/.work/<digest>/chunks/:
     00000-00012.{labels,dense,sparse}.npy   as in a shard
     00000-00012.weights.npy                 as in a shard, if a user's table has sample weights
-    00000-00012.columns                     vocabulary: values (see data_prep/stages/columns.py)
+    00000-00012.columns                     vocabulary: values (see data_prep/stages/parse.py)
     00000-00012.{values,offsets}.npy        as in a shard, if a user's table has multi-hot columns
     00000-00012.bags.npy                    vocabulary: the codes of those columns' values, [L] uint32 feature-major
-    00000-00012.{dictionaries,texts}        vocabulary of a user's table: see data_prep/stages/columns.py
+    00000-00012.{dictionaries,texts}        vocabulary of a user's table: see data_prep/stages/parse.py
     00000-00012.integers.npy                integers before their transform, if it needs statistics
     00000-00012.split.npy                   the split column's times or values, int64 [rows, 1], if a column decides
     00000-00012.counts                      distinct values of each feature (see data_prep/stages/fit.py)

@@ -1,7 +1,7 @@
 """Counts of values to vocabularies, and ranges of numbers to transforms.
 
 A chunk's file `counts` has a run (see data_prep/vocabulary.py) of each feature, uint32: values, counts, first
-rows in the chunk. For a user's own table, parsing counts the dictionaries' values (data_prep/stages/columns.py); if
+rows in the chunk. For a user's own table, parsing counts the dictionaries' values (data_prep/stages/parse.py); if
 only some of the rows count, `counts` has the counts and first rows of these values.
 
 Sums are exact integers and quantiles are values of rows, so a fit depends on train's rows alone, not on their order,
@@ -29,7 +29,7 @@ from data_prep.executor import Counters, Executor
 from data_prep.io import FileRange, open_array, read_ranges
 from data_prep.job import VALUE_BYTES, ChunkRecord, Job, ResumableTask, path_of
 from data_prep.lookup import TEXT_KINDS, DenseRange, join_ranges, vocabulary_path
-from data_prep.stages.columns import (
+from data_prep.stages.parse import (
     DICTIONARIES,
     PARSED_COUNTS,
     StoredDictionary,

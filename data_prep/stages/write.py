@@ -71,7 +71,7 @@ from data_prep.lookup import (
     transform_dense,
     vocabulary_path,
 )
-from data_prep.stages.columns import chunk_bags, column_blocks, read_dictionary, row_blocks
+from data_prep.stages.parse import chunk_bags, column_blocks, read_dictionary, row_blocks
 from data_prep.stages.place import LEFT_OUT, Positions, chunk_positions, kept_position
 from data_prep.synthetic import PROBABILITY_STEPS, bayes_scores, row_settings, truth_path
 
