@@ -116,8 +116,9 @@ def _make_dataset(data: DataConfig, root: Path, job: Job, parameters: dict[str, 
     if may_use_processes(data):
         start_fork_server(job.table is not None)  # in the background, beside this process's own start
     keep_freed_memory()
-    with compile_notice("the parser"):
-        compile_kernels()
+    if job.table is None:  # pyarrow reads other rows
+        with compile_notice("the parser"):
+            compile_kernels()
     begin = time.monotonic()
     result = run_stages(data, job)
 
