@@ -621,7 +621,10 @@ def describe_table(data: DataConfig, root: Path, sources: tuple[Source, ...]) ->
     if data.schema is None:
         return None
     if data.schema != AUTO_SCHEMA:
-        return load_table(schema_path(data.schema), sources)
+        from data_prep.parsing.readers import add_known_pair  # imports pyarrow, which Criteo's rows do not need
+
+        path = schema_path(data.schema)
+        return add_known_pair(path, sources, load_table(path, sources))
     manifest = finished_manifest(data, root)
     entry = None if manifest is None else manifest.encoding.get("table")
     if entry is not None:

@@ -414,9 +414,7 @@ def load_table(path: Path, sources: tuple[Source, ...], text: str | None = None)
                 f"write header: false in {path}, else rename the column"
             )
     kinds = _common_kinds(path, form, table, sources, columns)
-    from data_prep.parsing.readers import add_known_pair  # imports pyarrow, which Criteo's rows do not need
-
-    return add_known_pair(path, sources, _check_kinds(path, sources[0], table, kinds))
+    return _check_kinds(path, sources[0], table, kinds)
 
 
 def drop_empty_files(sources: list[Source]) -> list[Source]:
