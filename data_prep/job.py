@@ -79,8 +79,18 @@ from data_prep.executor import Counters
 from data_prep.io import MAX_HELD_BYTES
 from data_prep.lookup import VOCABULARY_DIRECTORY
 from data_prep.parsing.table import drop_empty_files, format_named, load_table, schema_path
-from data_prep.sources.download import find_or_download, finished_manifest, other_dataset_error, recorded_times
-from data_prep.sources.files import GZIP_RATIO, RAW_DIRECTORY, LineBlocks, Source, resolve_sources, resolve_splits
+from data_prep.sources.download import find_or_download
+from data_prep.sources.files import (
+    GZIP_RATIO,
+    RAW_DIRECTORY,
+    LineBlocks,
+    Source,
+    finished_manifest,
+    other_dataset_error,
+    recorded_times,
+    resolve_sources,
+    resolve_splits,
+)
 from data_prep.vocabulary import PART_BYTES
 
 if TYPE_CHECKING:

@@ -34,8 +34,8 @@ from data_prep.dataset.options import CRITEO, to_json
 from data_prep.executor import Executor, open_executor, peak_memory, start_fork_server
 from data_prep.job import Job, begin_or_resume
 from data_prep.lookup import column_transforms, map_tables, write_tables
-from data_prep.sources.download import SOURCE_MD5, note_times, source_sums
-from data_prep.sources.files import GIVEN, given_md5s, missing_days
+from data_prep.sources.download import source_sums
+from data_prep.sources.files import GIVEN, SOURCE_MD5, given_md5s, missing_days, note_times
 from data_prep.stages import finish
 from data_prep.stages.fit import dense_ranges, fit_dense, fit_vocabularies, fitted_records, kept_values
 from data_prep.stages.parse import compare_md5s, compile_kernels, parse_sources, parse_tasks

@@ -37,8 +37,7 @@ from data_prep.dataset.format import SPLITS, ShardArrays
 from data_prep.dataset.multi_hot import MLPERF_V2, parse_sizes
 from data_prep.dataset.options import CRITEO_NUM_DENSE, Schema
 from data_prep.io import ArrayWriter
-from data_prep.sources.download import sources_of_generated
-from data_prep.sources.files import RAW_DIRECTORY, Source, resolve_sources
+from data_prep.sources.files import RAW_DIRECTORY, Source, resolve_sources, sources_of_generated
 
 PROBABILITY_BITS = 20
 PROBABILITY_STEPS = 1 << PROBABILITY_BITS

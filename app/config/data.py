@@ -8,7 +8,7 @@ from app.config.model import published_tables
 from common.keys import key
 from data_prep import config as preparation
 from data_prep.config import SEEDS, implied_values, split_file_faults, unused_group_faults
-from data_prep.dataset.multi_hot import Distribution, MultiHot
+from data_prep.dataset.multi_hot import Distribution, MultiHot, parse_sizes
 from data_prep.dataset.options import DataSource
 
 FILES = ("raw", "train", "val", "test", "checksums")  # data_prep's keys for files of the user's own
@@ -39,7 +39,10 @@ class MultiHotConfig:
 
     def bags(self) -> MultiHot | None:
         """Return the settings of bags in place of ids; None without sizes. Raise UserError for invalid values."""
-        return MultiHot.from_settings("data.multi_hot", self.sizes, self.distribution, self.seed)
+        if self.sizes is None:
+            return None
+        sizes = tuple(parse_sizes("data.multi_hot.sizes", self.sizes))
+        return MultiHot(sizes, self.distribution or Distribution.uniform, self.seed or 0)
 
 
 @dataclass(frozen=True)
@@ -139,3 +142,9 @@ def preprocessing(data: DataConfig) -> preparation.DataConfig:
     if data.negatives.per_positive is not None and not data.source_kind.generator:
         values["allow_degenerate"] = True  # the rows may be positives only
     return preparation.DataConfig(**values)
+
+
+def part_size(rows: int, world_size: int, micro_batch: int | None) -> int:
+    """Return the rows that each process takes of a batch: an equal part, or whole micro-batches, rounded up."""
+    unit = micro_batch or 1
+    return -(-rows // (unit * world_size)) * unit

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
+from app.config.data import part_size
 from app.config.kinds import AUC, OptimizerName, ScheduleName, with_key
 from common.errors import UserError
 from common.keys import MISSING, key, shown
@@ -212,12 +213,6 @@ class CheckpointConfig:
                 "checkpoint.overwrite=true: has no effect with checkpoint.resume=auto; leave it out, or give "
                 "checkpoint.resume=never to start over"
             )
-
-
-def part_size(rows: int, world_size: int, micro_batch: int | None) -> int:
-    """Return the rows that each process takes of a batch: an equal part, or whole micro-batches, rounded up."""
-    unit = micro_batch or 1
-    return -(-rows // (unit * world_size)) * unit
 
 
 def validate_new_name(name: str) -> None:

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from app.config.data import DataConfig, NegativesConfig, VerifyData
-from app.config.train import part_size
+from app.config.data import DataConfig, NegativesConfig, VerifyData, part_size
 from app.data.batch import Batch, BatchBuilder, RowArrays, join_rows
 from app.runtime.platform import background_thread
 from common.command import log

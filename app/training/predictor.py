@@ -31,10 +31,10 @@ from torchrec.modules.embedding_configs import PoolingType
 
 from app.checkpoint.saver import load_tensors
 from app.config.app_config import AppConfig
-from app.config.data import DataConfig
+from app.config.data import DataConfig, part_size
 from app.config.kinds import METRICS, TASKS, Task, require_dataset
 from app.config.sharding import Plan
-from app.config.train import LAYOUT, metrics_of, part_size, samples_of
+from app.config.train import LAYOUT, metrics_of, samples_of
 from app.data.batch import Batch, copied_ahead
 from app.data.split import TRAIN, EvaluatedSplit, Split, SplitReader
 from app.metrics.documents import EvaluationFigures

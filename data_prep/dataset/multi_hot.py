@@ -53,18 +53,6 @@ class MultiHot:
     distribution: Distribution = Distribution.uniform
     seed: int = 0
 
-    @classmethod
-    def from_settings(
-        cls, key: str, sizes: Any, distribution: Distribution | None, seed: int | None
-    ) -> "MultiHot | None":
-        """Build from the settings under `key`; None if no sizes are given. Raise UserError for invalid settings.
-
-        sizes: ids per bag of each feature, or the name mlperf_v2. distribution: None: uniform. seed: None: 0.
-        """
-        if sizes is None:
-            return None
-        return cls(tuple(parse_sizes(f"{key}.sizes", sizes)), distribution or Distribution.uniform, seed or 0)
-
     def check(self, num_features: int) -> None:
         """Raise UserError unless `sizes` has one entry for each of `num_features` features."""
         if len(self.sizes) != num_features:

@@ -1,4 +1,4 @@
-"""Files from elsewhere, fetched once with their checksum; datasets that exist already.
+"""Files from elsewhere, fetched once with their checksum.
 
 While NAME is downloaded, NAME.part holds its bytes, the downloading process holds .NAME.lock, and .NAME.origin.json
 records the origin of the bytes. The file gets its name once its size and its checksum, if one is known, are right.
@@ -23,11 +23,10 @@ from typing import Any, TypeVar
 from filelock import FileLock, Timeout
 
 from common.command import redact, split_login
-from common.documents import Json, decode
+from common.documents import decode
 from common.errors import UserError
 from common.files import Need, SummedFile, digest_file, format_bytes, require_room, sync, write_atomically
 from data_prep.config import DataConfig, RemoteConfig
-from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 from data_prep.io import Progress, Tally
 from data_prep.sources.files import (
     DAMAGE,
@@ -37,65 +36,11 @@ from data_prep.sources.files import (
     RAW_DIRECTORY,
     TEXT_ROW_BYTES,
     Source,
+    finished_manifest,
     packing_of,
+    recorded_sources,
     resolve_sources,
-    without_packing,
 )
-
-SOURCE_MD5 = "source_md5"  # key in a manifest's `extra`: MD5 of each source, if files are given for each split
-SOURCE_TIMES = "source_times_ns"  # likewise: when each was written and last changed
-
-
-def finished_manifest(data: DataConfig, root: Path) -> Manifest | None:
-    """Return the manifest of the dataset at `root`; None without one, or if it is to be replaced."""
-    return None if data.overwrite or not (root / MANIFEST_NAME).exists() else load_manifest(root)
-
-
-def recorded_sources(directory: Path, manifest: Manifest) -> list[Source]:
-    """Return the sources that the manifest records, with paths in `directory`, whether or not they exist there."""
-    sources = []
-    for entry, (mtime, ctime) in zip(manifest.sources, recorded_times(manifest), strict=True):
-        name, split = entry["name"], entry.get("split")
-        is_compressed = without_packing(name) != name
-        path = str(directory / name)
-        sources.append(Source(path, name, entry["bytes"], mtime, is_compressed, ctime_ns=ctime, split=split))
-    return sources
-
-
-def recorded_times(manifest: Manifest) -> list[tuple[int, int]]:
-    """Return the times in nanoseconds at which each source was written and last changed (0: not recorded).
-
-    Programs such as tar can set a file's time of writing, but not that of its last change.
-    """
-    return [tuple(times) for times in manifest.extra.get(SOURCE_TIMES) or [(0, 0)] * len(manifest.sources)]
-
-
-def note_times(sources: Sequence[Source]) -> dict[str, list[tuple[int, int]]]:
-    """Return the entry of the manifest's `extra` that `recorded_times` reads."""
-    return {SOURCE_TIMES: [(source.mtime_ns, source.ctime_ns) for source in sources]}
-
-
-def other_dataset_error(root: Path, difference: str) -> UserError:
-    """Return the error that the dataset at `root` is not the one that the command describes."""
-    return UserError(
-        f"{root}: holds another dataset ({difference}); choose another data.path, or set data.overwrite=true"
-    )
-
-
-def sources_of_generated(data: DataConfig, root: Path, settings: Json) -> list[Source]:
-    """Return the sources of generated rows that the finished dataset at `root` records; none without one.
-
-    settings: of this command; another value in the manifest is refused.
-    """
-    manifest, group = finished_manifest(data, root), data.source_kind.group
-    if manifest is None:
-        return []
-    recorded = manifest.extra.get(group) or {}
-    for key, value in settings.items():
-        if recorded.get(key) != value:
-            raise other_dataset_error(root, f"{group}.{key} is {recorded.get(key)} there, {value} here")
-    return recorded_sources(root, manifest)
-
 
 BLOCK_BYTES = 1 << 20  # read at once, of a reply or of an archive
 

@@ -1,4 +1,4 @@
-"""Files of a job: where they are, their checksums, and their bytes, inflated if needed, in blocks of whole lines.
+"""Files of a job, or of an existing dataset: places, checksums, and bytes, inflated if needed, in blocks of whole lines.
 
 Downloads have the SHA-256 that data.remote.sha256 gives, files that the user gives for each split the MD5 of
 data.checksums, as published files of splits do.
@@ -24,8 +24,11 @@ import numpy as np
 from isal import igzip, isal_zlib
 from numpy.typing import NDArray
 
+from common.documents import Json
 from common.errors import UserError
 from common.files import FileDigest, SummedFile
+from data_prep.config import DataConfig
+from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 from data_prep.io import BLOCK_BYTES, ReadAhead
 
 
@@ -539,3 +542,58 @@ def count_lines_before(source: Source, offset: int) -> int:
         return sum(
             int((block.buffer[block.start : block.end] == ord("\n")).sum()) for block in lines.read_until(offset)
         )
+
+
+SOURCE_MD5 = "source_md5"  # key in a manifest's `extra`: MD5 of each source, if files are given for each split
+SOURCE_TIMES = "source_times_ns"  # likewise: when each was written and last changed
+
+
+def finished_manifest(data: DataConfig, root: Path) -> Manifest | None:
+    """Return the manifest of the dataset at `root`; None without one, or if it is to be replaced."""
+    return None if data.overwrite or not (root / MANIFEST_NAME).exists() else load_manifest(root)
+
+
+def recorded_sources(directory: Path, manifest: Manifest) -> list[Source]:
+    """Return the sources that the manifest records, with paths in `directory`, whether or not they exist there."""
+    sources = []
+    for entry, (mtime, ctime) in zip(manifest.sources, recorded_times(manifest), strict=True):
+        name, split = entry["name"], entry.get("split")
+        is_compressed = without_packing(name) != name
+        path = str(directory / name)
+        sources.append(Source(path, name, entry["bytes"], mtime, is_compressed, ctime_ns=ctime, split=split))
+    return sources
+
+
+def recorded_times(manifest: Manifest) -> list[tuple[int, int]]:
+    """Return the times in nanoseconds at which each source was written and last changed (0: not recorded).
+
+    Programs such as tar can set a file's time of writing, but not that of its last change.
+    """
+    return [tuple(times) for times in manifest.extra.get(SOURCE_TIMES) or [(0, 0)] * len(manifest.sources)]
+
+
+def note_times(sources: Sequence[Source]) -> dict[str, list[tuple[int, int]]]:
+    """Return the entry of the manifest's `extra` that `recorded_times` reads."""
+    return {SOURCE_TIMES: [(source.mtime_ns, source.ctime_ns) for source in sources]}
+
+
+def other_dataset_error(root: Path, difference: str) -> UserError:
+    """Return the error that the dataset at `root` is not the one that the command describes."""
+    return UserError(
+        f"{root}: holds another dataset ({difference}); choose another data.path, or set data.overwrite=true"
+    )
+
+
+def sources_of_generated(data: DataConfig, root: Path, settings: Json) -> list[Source]:
+    """Return the sources of generated rows that the finished dataset at `root` records; none without one.
+
+    settings: of this command; another value in the manifest is refused.
+    """
+    manifest, group = finished_manifest(data, root), data.source_kind.group
+    if manifest is None:
+        return []
+    recorded = manifest.extra.get(group) or {}
+    for key, value in settings.items():
+        if recorded.get(key) != value:
+            raise other_dataset_error(root, f"{group}.{key} is {recorded.get(key)} there, {value} here")
+    return recorded_sources(root, manifest)

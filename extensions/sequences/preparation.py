@@ -50,8 +50,8 @@ from data_prep.job import (
     refuse_foreign_files,
 )
 from data_prep.parsing.table import Chunk, schema_path
-from data_prep.sources.download import find_or_download, note_times, source_sums
-from data_prep.sources.files import PUBLISHED, Source, refuse_same, resolve_sources
+from data_prep.sources.download import find_or_download, source_sums
+from data_prep.sources.files import PUBLISHED, Source, note_times, refuse_same, resolve_sources
 from data_prep.stages.parse import digest_source, refuse_changed, refuse_same_rows
 from extensions.sequences.events import (
     ANCHOR_BIT,

@@ -25,8 +25,7 @@ from common.extensions import keys_of_extension
 from common.files import write_atomically
 from common.jit import Int, jit
 from data_prep.config import DataConfig
-from data_prep.sources.download import sources_of_generated
-from data_prep.sources.files import RAW_DIRECTORY, Source, resolve_sources
+from data_prep.sources.files import RAW_DIRECTORY, Source, resolve_sources, sources_of_generated
 from data_prep.synthetic import PROBABILITY_STEPS, bayes_scores
 from extensions.sequences.keys import SyntheticEventsConfig
 
