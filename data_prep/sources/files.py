@@ -1,4 +1,4 @@
-"""Files of a job, or of an existing dataset: places, checksums, and bytes, inflated if needed, in blocks of whole lines.
+"""Files of a job, or of an existing dataset: places, checksums, and bytes in blocks of lines, inflated if needed.
 
 Downloads have the SHA-256 that data.remote.sha256 gives, files that the user gives for each split the MD5 of
 data.checksums, as published files of splits do.
