@@ -17,7 +17,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from app.config.kinds import Algorithm, OptimizerName
 from app.config.train import OptimizerConfig, ScheduleConfig
 from app.model.embeddings import table_of
-from common.command import load
+from common.extensions import load
 
 BLOCK = 4096  # torch adds up this many values on one thread
 

@@ -227,8 +227,8 @@ def train(overrides: Sequence[str] = ()) -> Run:
 def _run(name: str, overrides: Sequence[str]) -> Any:
     """Run a command to its end, pass its output on, and return its configuration, which tells where the result is."""
     from app.commands import COMMANDS
-    from common.command import load
     from common.compose import compose_config
+    from common.extensions import load
 
     if isinstance(overrides, (str, Mapping)):
         raise UserError(f'overrides: {type(overrides).__name__}; give a list of keys, such as ["run.name=ads"]')

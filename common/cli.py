@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from common import signals
-from common.command import Command, end_without_package, load, redact_message
+from common.command import Command, end_without_package, redact_message
 from common.errors import DISK_FULL, LostPeerError, OwnError, UserError
-from common.extensions import rows_of_extensions
+from common.extensions import load, rows_of_extensions
 from common.keys import describe, ready_made_groups
 
 DIRECTORIES = ("app", "common", "data_prep", "extensions")

@@ -2,20 +2,16 @@
 
 import ast
 import base64
-import importlib
 import importlib.util
 import inspect
 import logging
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 from urllib.parse import unquote, urlsplit
-
-from common.errors import UserError
 
 log = logging.getLogger("clickwork")  # of all commands: to the terminal, and into a run's directory
 
@@ -108,15 +104,6 @@ def _redact_text(text: str) -> str:
     return text
 
 
-# Packages that every command needs; pyproject.toml says why torchrec is in no extra.
-REMEDIES = {
-    "torch": 'in its checkout: pip install ".[cpu]"',
-    "fbgemm_gpu": 'in its checkout: pip install ".[cpu]"',
-    "torchrec": "pip install --no-deps torchrec==1.8.0",
-    "isal": "pip install isal",
-}
-
-
 class Command(NamedTuple):
     """A command. Objects are named as "module:object" and imported when needed.
 
@@ -153,32 +140,6 @@ class Command(NamedTuple):
 def index_by_name(*commands: Command) -> dict[str, Command]:
     """Return commands by their names."""
     return {command.name: command for command in commands}
-
-
-def load(name: str | Callable[..., Any]) -> Any:
-    """Import the object named "module:object"; return a function as it is.
-
-    Raises UserError: its module needs a package that is not installed.
-    """
-    if not isinstance(name, str):
-        return name
-    module, _, attribute = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except ModuleNotFoundError as error:
-        if error.name not in REMEDIES:
-            raise
-        raise UserError(f"{error.name} is not installed beside clickwork; {REMEDIES[error.name]}") from error
-
-
-def later(name: str) -> Callable[..., Any]:
-    """Return a function that imports "module:function" only when called: `register` may not import torch or Hydra."""
-    return partial(_call, name)
-
-
-def _call(name: str, *arguments: Any) -> Any:
-    """Import the function of this name, and call it."""
-    return load(name)(*arguments)
 
 
 def end_without_package(error: ModuleNotFoundError) -> NoReturn:

@@ -1,15 +1,19 @@
 """Extensions: folders of `extensions` whose function `register` adds rows to tables of the core.
 
 The core imports no extension by name. If a folder is deleted, its commands, keys and kinds disappear with it.
+Rows name what they would import too early as text, "module:object".
 """
 
 import dataclasses
-import functools
 import importlib
 import re
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NamedTuple, TypeVar
+
+from common.errors import UserError
 
 DIRECTORY = Path(__file__).parents[1] / "extensions"
 
@@ -60,7 +64,7 @@ class Core:
         self.rows += rows
 
 
-@functools.cache
+@cache
 def _load_extensions() -> Core:
     """Import every extension and collect its rows. `register` may import neither torch nor Hydra."""
     core = Core()
@@ -122,3 +126,37 @@ def row_constructor(attribute: str) -> Callable[..., Any]:
         return row
 
     return make_member
+
+
+# Packages that every command needs; pyproject.toml says why torchrec is in no extra.
+REMEDIES = {
+    "torch": 'in its checkout: pip install ".[cpu]"',
+    "fbgemm_gpu": 'in its checkout: pip install ".[cpu]"',
+    "torchrec": "pip install --no-deps torchrec==1.8.0",
+    "isal": "pip install isal",
+}
+
+
+def load(name: str | Callable[..., Any]) -> Any:
+    """Import the object named "module:object"; return a function as it is.
+
+    Raises UserError: its module needs a package that is not installed.
+    """
+    if not isinstance(name, str):
+        return name
+    try:
+        return resolve_name(name)
+    except ModuleNotFoundError as error:
+        if error.name not in REMEDIES:
+            raise
+        raise UserError(f"{error.name} is not installed beside clickwork; {REMEDIES[error.name]}") from error
+
+
+def later(name: str) -> Callable[..., Any]:
+    """Return a function that imports "module:function" only when called: `register` may not import torch or Hydra."""
+    return partial(_call, name)
+
+
+def _call(name: str, *arguments: Any) -> Any:
+    """Import the function of this name, and call it."""
+    return load(name)(*arguments)

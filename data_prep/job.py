@@ -35,10 +35,9 @@ import numpy as np
 import yaml
 from filelock import FileLock, Timeout
 
-from common.command import load
 from common.documents import decode
 from common.errors import UserError
-from common.extensions import absence, rows_of_extensions
+from common.extensions import absence, load, rows_of_extensions
 from common.files import (
     Crc32,
     FileDigest,

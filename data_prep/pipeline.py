@@ -11,8 +11,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from common.command import load
 from common.errors import UserError
+from common.extensions import load
 from common.jit import compile_notice
 from common.keys import refuse, shown
 from common.machine import keep_freed_memory, require_memory, usable_cpus

@@ -12,9 +12,10 @@ from typing import Any
 from msgspec import Struct
 
 from app.commands import COMMANDS
-from common.command import Command, load
+from common.command import Command
 from common.compose import compose_partly
 from common.documents import REST, OpenDocument
+from common.extensions import load
 from common.keys import choices, declaration, flat_values, keys_of, ready_made_groups, shown
 from data_prep.dataset.format import JsonObject
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from app.commands import COMMANDS
-from common.command import load
+from common.extensions import load
 from common.keys import declaration, keys_of
 from tests.declared import PACKAGES, ROOT, commands, documents
 

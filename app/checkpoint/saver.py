@@ -35,8 +35,8 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from app.checkpoint import files
 from app.checkpoint.files import OLD, PART, CheckpointState
+from app.data.batch import background_thread
 from app.runtime import environment
-from app.runtime.platform import background_thread
 from app.sharding.plan import local_shards
 from common.command import log
 from common.errors import UserError, last_line

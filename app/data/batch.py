@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple
@@ -13,7 +14,6 @@ from torch import Tensor
 from torchrec import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
-from app.runtime.platform import background_thread
 from common.errors import UserError
 from data_prep.codec.values import Bags, join, offsets_of
 from data_prep.dataset.format import splitmix64
@@ -315,3 +315,22 @@ class BatchBuilder:
                 self._tables.expand(feature, rows.sparse[:num_valid, column], out)
                 self._tables.require_rows(feature, out)
         return values
+
+
+def background_thread(name: str, device: torch.device | None = None) -> ThreadPoolExecutor:
+    """Return a pool of one thread in which torch computes without OpenMP threads of its own.
+
+    A second team of OpenMP threads would slow training down for good: libgomp would manage more threads than there are
+    processors and let each spin for less long, so that every parallel region of a step would end in a sleep and a
+    wake-up.
+
+    name: the thread's, in a debugger or profiler. device: GPU that becomes its current one, which would be GPU 0.
+    """
+    torch.get_num_threads()  # a thread that has not computed yet would take over the number set by the new one
+
+    def prepare() -> None:
+        torch.set_num_threads(1)  # for this thread alone; others that have computed keep their number
+        if device is not None and device.type == "cuda":
+            torch.cuda.set_device(device)
+
+    return ThreadPoolExecutor(1, name, initializer=prepare)

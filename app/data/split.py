@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.config.data import DataConfig, NegativesConfig, VerifyData, part_size
-from app.data.batch import Batch, BatchBuilder, RowArrays, join_rows
-from app.runtime.platform import background_thread
+from app.data.batch import Batch, BatchBuilder, RowArrays, background_thread, join_rows
 from common.command import log
 from common.errors import OwnError, UserError
 from common.jit import Int, jit, prefetch

@@ -20,7 +20,7 @@ from app.config.kinds import (
     STANDARD_ERROR,
 )
 from app.metrics.documents import Best, Curves, EvaluationFigures
-from common.command import load
+from common.extensions import load
 from common.jit import jit
 from data_prep.dataset.format import logit_correction
 

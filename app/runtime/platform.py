@@ -15,7 +15,6 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
@@ -412,25 +411,6 @@ def quieten_third_parties() -> None:
     logging.getLogger("torchrec").setLevel(logging.ERROR)
     # This program reports failures in one line.
     logging.getLogger("torch.distributed.checkpoint").setLevel(logging.CRITICAL)
-
-
-def background_thread(name: str, device: torch.device | None = None) -> ThreadPoolExecutor:
-    """Return a pool of one thread in which torch computes without OpenMP threads of its own.
-
-    A second team of OpenMP threads would slow training down for good: libgomp would manage more threads than there are
-    processors and let each spin for less long, so that every parallel region of a step would end in a sleep and a
-    wake-up.
-
-    name: the thread's, in a debugger or profiler. device: GPU that becomes its current one, which would be GPU 0.
-    """
-    torch.get_num_threads()  # a thread that has not computed yet would take over the number set by the new one
-
-    def prepare() -> None:
-        torch.set_num_threads(1)  # for this thread alone; others that have computed keep their number
-        if device is not None and device.type == "cuda":
-            torch.cuda.set_device(device)
-
-    return ThreadPoolExecutor(1, name, initializer=prepare)
 
 
 # Phrases by which gloo, NCCL, RCCL and torch's store report that a peer is gone.

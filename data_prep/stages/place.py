@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from common.command import load
 from common.errors import UserError
+from common.extensions import load
 from common.jit import jit
 from data_prep.dataset.format import SPLITS, splitmix64
 from data_prep.io import npy_header, open_array

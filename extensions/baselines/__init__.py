@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from app.config.kinds import AfterTraining, ReportAddition
-from common.command import Command, later
-from common.extensions import Core, FilesBesideRun
+from common.command import Command
+from common.extensions import Core, FilesBesideRun, later
 
 
 def register(core: Core) -> None:

@@ -3,8 +3,7 @@
 See docs/truth.md.
 """
 
-from common.command import later
-from common.extensions import Core
+from common.extensions import Core, later
 from data_prep.dataset.kinds import DataCheck
 
 SEARCH = "extensions.data_checks.search"

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from common.command import Command, later
-from common.extensions import Core
+from common.command import Command
+from common.extensions import Core, later
 from data_prep.dataset.kinds import SchemaProposer
 
 

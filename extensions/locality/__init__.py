@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.command import later
-from common.extensions import Core, KeyGroup, ReadyMadeValues
+from common.extensions import Core, KeyGroup, ReadyMadeValues, later
 from common.keys import key
 from data_prep.dataset.kinds import ROWS, NamedSource, SourceKind
 

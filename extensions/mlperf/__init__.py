@@ -4,8 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from app.config.kinds import TrackerKind
-from common.command import later
-from common.extensions import Core, KeyGroup, keys_of_extension
+from common.extensions import Core, KeyGroup, keys_of_extension, later
 from common.keys import key
 
 if TYPE_CHECKING:

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from app.config.kinds import ModelKind, ModelParts, PublishedTables
-from common.command import later
-from common.extensions import Core, KeyGroup, ReadyMadeValues
+from common.extensions import Core, KeyGroup, ReadyMadeValues, later
 from data_prep.dataset.kinds import DatasetKind, NamedSource, SourceKind
 from extensions.sequences.keys import SequencesConfig, SyntheticEventsConfig, refuse_without_model
 

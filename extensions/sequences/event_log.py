@@ -29,10 +29,10 @@ from torchrec.streamable import Pipelineable
 
 from app.config.app_config import AppConfig
 from app.config.commands import RecommendConfig
-from app.data.batch import Batch, layout_of
+from app.data.batch import Batch, background_thread, layout_of
 from app.data.split import TRAIN, Split, file_stamp, require_unchanged, require_window
 from app.metrics.quality import grouped_auc
-from app.runtime.platform import Runtime, background_thread
+from app.runtime.platform import Runtime
 from app.scoring import ALL, NONE_SCORED, Scored, ignored_columns
 from app.training import predictor
 from app.training.checkpointer import TrainedRun

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.command import load
 from common.documents import VERSION
 from common.errors import UserError
+from common.extensions import load
 from common.files import Crc32, FileDigest, Need, require_room
 from common.keys import refuse
 from common.machine import keep_freed_memory, usable_cpus

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from app.config.kinds import TableForms
-from common.command import later
-from common.extensions import Core, KeyGroup
+from common.extensions import Core, KeyGroup, later
 from common.keys import key, shown
 
 # One row per category; quotient–remainder (Shi et al. 2019); mixed-dimension (Ginart et al. 2019).

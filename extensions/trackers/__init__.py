@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from app.config.kinds import TrackerKind
-from common.command import later
-from common.extensions import Core, KeyGroup
+from common.extensions import Core, KeyGroup, later
 from common.keys import key
 
 

@@ -22,9 +22,9 @@ from app.record.directory import RunDirectory
 from app.runtime import platform
 from app.runtime.platform import Runtime
 from app.training import checkpointer, session
-from common.command import load
 from common.compose import compose_config
 from common.errors import UserError
+from common.extensions import load
 from tests.app import inject
 
 NOTHING_TO_DO = "nothing to do"

@@ -12,8 +12,8 @@ import torch.utils.serialization  # noqa: F401
 from app import trackers  # noqa: F401
 from app.commands import COMMANDS
 from app.config.app_config import CONFIG_DIR, AppConfig
-from common.command import load
 from common.compose import compose_config, compose_partly
+from common.extensions import load
 from tests.app import conftest  # noqa: F401
 
 for command in COMMANDS.values():

@@ -15,7 +15,7 @@ import pytest
 from app.commands import COMMANDS
 from app.config.kinds import METRICS, TASKS, model_kinds
 from app.config.train import LossName
-from common.command import REMEDIES, load
+from common.extensions import REMEDIES, load
 from data_prep.dataset.kinds import dataset_kinds
 from data_prep.dataset.options import DataSource, LabelKind
 from tests.app.conftest import REPOSITORY

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from app.commands import COMMANDS
 from app.config.app_config import CONFIG_DIR, AppConfig
 from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED, run_command
-from common.command import load
+from common.extensions import load
 from common.keys import choices, keys_of, ready_made_groups
 from data_prep.dataset.options import DataSource
 from tests.app.conftest import Command

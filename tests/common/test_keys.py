@@ -9,7 +9,7 @@ import pytest
 from app.commands import COMMANDS
 from app.config import model, sharding
 from app.config.app_config import AppConfig
-from common.command import load
+from common.extensions import load
 from common.keys import check_keys, declaration, keys_of, values_that_decide_bits
 from tests.changed import changed
 from tests.error_lines import refused

@@ -16,8 +16,8 @@ from app.sharding import planner
 from app.training import checkpointer
 from app.training.session import Session
 from app.training.state import RunState
-from common.command import load
 from common.errors import UserError
+from common.extensions import load
 from tests.app.conftest import built
 
 GOLDEN = Path(__file__).parents[2] / "golden/reference/lr_policy.npz"
