@@ -6,12 +6,12 @@ a window are ordered by user, then time, as on disk. All this is a pure function
 window_seconds; nothing is stored.
 
 An anchor's history is made of the `scan_events` previous events of its user: the last `quota` of each kind, merged by
-time, and cut to the last `max_history`. A kind is a mask of action bits.
+time, and cut to the last that a sequence has room for. A kind is a mask of action bits.
 
 Global batch k has samples [k * G, (k + 1) * G) of the consecutive windows, for any number of processes; process r takes
 its r-th equal part. So a place in the order is one integer. A batch's `sparse_features` have the keys of
 `EventLog.features`: B bags of one id for each context table, B bags of the history's events for each sequence table,
-and B bags of one id for each candidate table. A padded sample has ids 0 and an empty history.
+and B bags of one id for each candidate table. Copies of another sample pad a batch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -132,7 +132,8 @@ class Anchors:
     def __init__(self, events: EventArrays, min_history: int, window_seconds: int) -> None:
         """Find the first and last anchor, then count those of each window: two passes over 5 bytes per event."""
         self._events, self._min_history, self._seconds = events, min_history, window_seconds
-        first, last = _anchor_span(events, min_history)
+        no_windows = np.zeros(0, np.int64), np.zeros((0, MAX_ACTIONS), np.int64)
+        first, last = _count_anchors(events, min_history, 0, 1, *no_windows)
         if last < 0:
             longest = int(np.diff(events.offsets).max(initial=0))
             raise UserError(
@@ -158,32 +159,26 @@ class Anchors:
 
 
 @jit
-def _anchor_span(events: EventArrays, min_history: int) -> tuple[Int, Int]:
-    """Return the times of the first and last anchor in seconds; the last is -1 without any."""
+def _count_anchors(
+    events: EventArrays, min_history: int, origin: int, seconds: int, counts: NDArray[Any], positives: NDArray[Any]
+) -> tuple[Int, Int]:
+    """Return the times of the first and last anchor in seconds; the last is -1 without any.
+
+    Add the anchors to `counts` [windows], and those with each action's bit to `positives` [windows, actions], unless
+    there are no windows yet. origin: begin of the first window; seconds: length of a window.
+    """
     first, last = np.int64(1) << 62, np.int64(-1)
     for user in range(len(events.offsets) - 1):
         for event in range(events.offsets[user] + min_history, events.offsets[user + 1]):
             if events.flags[event] & ANCHOR_BIT:
-                first = min(first, np.int64(events.times[event]))
-                last = max(last, np.int64(events.times[event]))
+                time = np.int64(events.times[event])
+                first, last = min(first, time), max(last, time)
+                if len(counts):
+                    window = (time - origin) // seconds
+                    counts[window] += 1
+                    for bit in range(positives.shape[1]):
+                        positives[window, bit] += events.flags[event] >> bit & 1
     return first, last
-
-
-@jit
-def _count_anchors(
-    events: EventArrays, min_history: int, origin: int, seconds: int, counts: NDArray[Any], positives: NDArray[Any]
-) -> None:
-    """Add the anchors to `counts` [windows], and those with each action's bit to `positives` [windows, actions].
-
-    origin: begin of the first window; seconds: length of a window.
-    """
-    for user in range(len(events.offsets) - 1):
-        for event in range(events.offsets[user] + min_history, events.offsets[user + 1]):
-            if events.flags[event] & ANCHOR_BIT:
-                window = (np.int64(events.times[event]) - origin) // seconds
-                counts[window] += 1
-                for bit in range(positives.shape[1]):
-                    positives[window, bit] += events.flags[event] >> bit & 1
 
 
 @jit
@@ -214,19 +209,6 @@ XXH_1, XXH_2, XXH_3, XXH_4, XXH_5 = (
 )
 
 
-class Histories(NamedTuple):
-    """Histories of B anchors with L events in total, sample by sample, oldest event first.
-
-    lengths [B] int32; ids [1 + A, L] int32 of item and attributes; times [L] int64; actions [L] uint8: bits of the
-    events' actions.
-    """
-
-    lengths: NDArray[np.int32]
-    ids: NDArray[np.int32]
-    times: NDArray[np.int64]
-    actions: NDArray[np.uint8]
-
-
 class HistoryRule(NamedTuple):
     """Selection of a history's events: the last `quota` of each kind, a mask of `masks` [kinds] uint8.
 
@@ -239,142 +221,66 @@ class HistoryRule(NamedTuple):
     max_history: int
 
 
-def gather_histories(
+def find_histories(
     events: EventArrays, anchors: NDArray[np.int64], users: NDArray[np.int64], rule: HistoryRule
-) -> Histories:
-    """Return the histories of anchors [B], positions among all events; `users` [B] has the index of each one's user."""
-    count, longest = len(anchors), min(rule.max_history, rule.quota * len(rule.masks), rule.scan_events)
-    earlier_events = (anchors - events.offsets[users]).sum() if count else 0
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Return the numbers of events [B] in the histories of anchors [B], and the positions [L] of all their events.
+
+    Positions count over all users' events, sample by sample, the oldest event first. users: [B] index of each one's.
+    """
+    bounds = np.maximum(events.offsets[users], anchors - rule.scan_events)
     # An upper bound for all histories together lets one allocation serve them.
-    room = int(min(count * longest, earlier_events))
-    histories = Histories(
-        np.zeros(count, np.int32),
-        np.empty((1 + len(events.attributes), room), np.int32),
-        np.empty(room, np.int64),
-        np.empty(room, np.uint8),
-    )
-    total = _write_histories(events, anchors, users, rule, histories)
-    if total < 0:
-        raise wrong_item_error(int(-1 - total))
-    return Histories(histories.lengths, histories.ids[:, :total], histories.times[:total], histories.actions[:total])
-
-
-def wrong_item_error(event: int) -> OwnError:
-    """Return the error for an event whose item is outside its table."""
-    return OwnError(f"events/00000.items.npy: event {event}: the item is not in its table; preprocess again")
-
-
-@jit
-def _write_histories(
-    events: EventArrays, anchors: NDArray[np.int64], users: NDArray[np.int64], rule: HistoryRule, histories: Histories
-) -> Int:
-    """Write the histories; return the number of their events, or -1 - e for an event e with an unknown item."""
-    any_mask = np.uint8(0)
-    for mask in rule.masks:
-        any_mask |= mask
-    history, counts = np.empty(rule.quota * len(rule.masks), np.int64), np.zeros(len(rule.masks), np.int64)
-    total: Int = 0
-    for sample in range(len(anchors)):
-        bound = max(events.offsets[users[sample]], anchors[sample] - rule.scan_events)
-        size = _search_backwards(anchors[sample], bound, events.flags, rule, history, counts)
-        length = min(size, rule.max_history)
-        for i in range(length):
-            event, place = history[length - 1 - i], total + i
-            item = events.items[event]
-            # Without the check a damaged file would make the kernel read beyond the attributes.
-            if not 0 <= item < events.attributes.shape[1]:
-                return -1 - event
-            histories.ids[0, place] = item
-            for a in range(len(events.attributes)):
-                histories.ids[1 + a, place] = events.attributes[a, item]
-            histories.times[place] = events.times[event]
-            histories.actions[place] = events.flags[event] & any_mask
-        histories.lengths[sample] = length
-        total += length
-    return total
-
-
-@jit
-def longest_history(
-    events: EventArrays, anchors: NDArray[np.int64], users: NDArray[np.int64], rule: HistoryRule
-) -> Int:
-    """Return the number of events in the longest history of anchors [B]; skip those that cannot have a longer one."""
-    history, counts = np.empty(rule.quota * len(rule.masks), np.int64), np.zeros(len(rule.masks), np.int64)
-    longest: Int = 0
-    for sample in range(len(anchors)):
-        bound = max(events.offsets[users[sample]], anchors[sample] - rule.scan_events)
-        if min(anchors[sample] - bound, len(history), rule.max_history) > longest:
-            size = _search_backwards(anchors[sample], bound, events.flags, rule, history, counts)
-            longest = max(longest, min(size, rule.max_history))
-    return longest
+    room = int(np.minimum(anchors - bounds, rule.max_history).sum())
+    lengths, positions = np.empty(len(anchors), np.int32), np.empty(room, np.int64)
+    return lengths, positions[: _search_backwards(events.flags, anchors, bounds, rule, lengths, positions)]
 
 
 @jit
 def _search_backwards(
-    anchor: Int,
-    bound: Int,
     flags: NDArray[np.uint8],
+    anchors: NDArray[np.int64],
+    bounds: NDArray[np.int64],
     rule: HistoryRule,
-    history: NDArray[np.int64],
-    counts: NDArray[np.int64],
+    lengths: NDArray[np.int32],
+    positions: NDArray[np.int64],
 ) -> Int:
-    """Gather a history from the anchor back to event `bound`; return the number of its events.
+    """Search from each anchor [B] back to its bound [B]; write `lengths` and `positions`, and return those in use."""
+    counts, total = np.zeros(len(rule.masks), np.int64), 0
+    for sample in range(len(anchors)):
+        counts[:] = 0
+        open_kinds, stop, event = len(rule.masks), total, anchors[sample]
+        # Going backwards, the search can end once each kind has its quota.
+        while event > bounds[sample] and open_kinds and stop - total < rule.max_history:
+            event -= 1
+            is_taken = False
+            for k in range(len(rule.masks)):
+                if flags[event] & rule.masks[k] and counts[k] < rule.quota:
+                    is_taken = True
+                    counts[k] += 1
+                    open_kinds -= counts[k] == rule.quota
+            if is_taken:
+                positions[stop] = event
+                stop += 1
+        positions[total:stop] = positions[total:stop][::-1].copy()
+        lengths[sample], total = stop - total, stop
+    return total
 
-    `history` gets the events, newest first; `counts` [kinds] the events of each kind.
-    """
-    counts[:] = 0
-    open_kinds, size, event = len(rule.masks), 0, anchor
-    # Going backwards, the search can end once each kind has its quota.
-    while event > bound and open_kinds:
-        event -= 1
-        is_taken = False
-        for k in range(len(rule.masks)):
-            if flags[event] & rule.masks[k] and counts[k] < rule.quota:
-                is_taken = True
-                counts[k] += 1
-                open_kinds -= counts[k] == rule.quota
-        if is_taken:
-            history[size] = event
-            size += 1
-    return size
 
-
-@jit
-def hash_rows(columns: NDArray[np.int64], rows: int, out: NDArray[np.int32]) -> None:
-    """Write out[i] = xxh64 (seed 0) of column i of [n, B], as n little-endian int64s, modulo rows; n is below 4."""
-    for i in range(columns.shape[1]):
-        # From 32 bytes on, xxh64 takes four words at a time; below, each word takes the steps for its remaining words.
-        state = XXH_5 + np.uint64(8 * len(columns))
-        for k in range(len(columns)):
-            word = np.uint64(columns[k, i]) * XXH_2
-            word = (word << np.uint64(31) | word >> np.uint64(33)) * XXH_1
-            state ^= word
-            state = (state << np.uint64(27) | state >> np.uint64(37)) * XXH_1 + XXH_4
-        state ^= state >> np.uint64(33)
-        state *= XXH_2
-        state ^= state >> np.uint64(29)
-        state *= XXH_3
-        state ^= state >> np.uint64(32)
-        out[i] = state % np.uint64(rows)
+def hash_rows(columns: Sequence[NDArray[np.int64]], rows: int) -> NDArray[np.int32]:
+    """Return xxh64 (seed 0) of the i-th numbers of at most three columns [B], as little-endian int64s, modulo rows."""
+    # From 32 bytes on, xxh64 takes four words at a time; below, each word takes the steps for its remaining words.
+    state = np.full(len(columns[0]), XXH_5 + np.uint64(8 * len(columns)))
+    for column in columns:
+        word = column.view(np.uint64) * XXH_2
+        state ^= (word << np.uint64(31) | word >> np.uint64(33)) * XXH_1
+        state = (state << np.uint64(27) | state >> np.uint64(37)) * XXH_1 + XXH_4
+    state = (state ^ state >> np.uint64(33)) * XXH_2
+    state = (state ^ state >> np.uint64(29)) * XXH_3
+    return ((state ^ state >> np.uint64(32)) % np.uint64(rows)).astype(np.int32)
 
 
 # Candidates of a batch to rank, and positions of its sequences: fixed, because sums over equal shapes have one order.
 MOST_CANDIDATES, PIECE_POSITIONS = 256, 1 << 16
-
-
-class Candidates(NamedTuple):
-    """Events to score: [n] ids of items, times in seconds, and flags.
-
-    To rank, only FLAG_BIT of the flags matters; of samples the bits of actions are the labels.
-    """
-
-    items: NDArray[np.int32]
-    times: NDArray[np.int64]
-    flags: NDArray[np.uint8]
-
-    def take(self, order: NDArray[np.int64]) -> "Candidates":
-        """Return the candidates with the numbers `order` [n], in that order."""
-        return Candidates(self.items[order], self.times[order], self.flags[order])
 
 
 class EventLog:
@@ -382,7 +288,7 @@ class EventLog:
 
     Attributes:
         config: settings of samples and histories.
-        features: table of each key of `sparse_features`, in the order of the keys.
+        features: keys of `sparse_features`, in order.
         anchors: by window. eval_window: number of the evaluated window.
         min_history: minimum events of a user before a sample.
         events: the arrays on disk.
@@ -410,7 +316,8 @@ class EventLog:
                 f"sequences.eval_window={self.eval_window}: no samples in this window, or none before it; "
                 f"{len(filled)} of {windows} windows have some; {remedy}"
             )
-        self.features = {name: name for name in (*schema.context_tables, *schema.sequence_tables)}
+        candidates = [CANDIDATE + name for name in schema.sequence_tables]
+        self.features = [*schema.context_tables, *schema.sequence_tables, *candidates]
         # A sequence has the context before its history, and a candidate after it.
         self._other_positions = len(schema.context_tables) + 1
         room = config.hstu.max_seq_len - self._other_positions
@@ -419,12 +326,11 @@ class EventLog:
                 f"sequences.hstu.max_seq_len={config.hstu.max_seq_len}: leaves no room for a history, as a sequence "
                 f"has {self._other_positions} other positions; set at least {self._other_positions + 1}"
             )
-        self.features |= {CANDIDATE + name: name for name in schema.sequence_tables}
         actions, quota = len(schema.actions), config.history_length
         masks = [(1 << actions) - 1]
         if config.history == "interleaved":  # each action is a kind of its own
             masks, quota = [1 << bit for bit in range(actions)], max(1, quota // actions)
-        max_history = min(config.max_history or config.scan_events, room)
+        max_history = min(config.scan_events, room, quota * len(masks))
         self._rule = HistoryRule(np.array(masks, np.uint8), quota, config.scan_events, max_history)
         # A batch may have samples of two windows, whose anchors then stay in memory.
         self.samples = lru_cache(2)(self._samples)
@@ -458,7 +364,7 @@ class EventLog:
         return positions if key is None else np.random.default_rng([*key, number]).permutation(positions)
 
     def batch(self, positions: NDArray[np.int64], global_positions: NDArray[np.int64], size: int) -> Batch:
-        """Return the samples at these positions among all events, padded to `size`.
+        """Return the samples at these positions among all events, padded to `size` by copies of a sample.
 
         Each event is the one candidate of its sample. global_positions: the samples of all processes, on whose longest
         history the attention may depend. Raises UserError for a file that changed since it was opened, and OwnError for
@@ -466,77 +372,82 @@ class EventLog:
         """
         for path, stamp in self._stamps.items():  # reading past the end of a truncated file would kill the process
             require_unchanged(path, stamp)
-        events, users = self.events, self.anchors.users_of(positions)
-        histories = gather_histories(events, positions, users, self._rule)
-        items, flags = np.asarray(events.items[positions]), np.asarray(events.flags[positions])
-        if (outside := (items < 0) | (items >= self._sizes[ITEM])).any():
-            raise wrong_item_error(int(positions[outside.argmax()]))
-        times = np.asarray(events.times[positions]).astype(np.int64)
-        divisor = self._attention_divisor(histories.lengths, global_positions)
-        return self._make_batch(histories, users, Candidates(items, times, flags), divisor, size - len(positions))
+        # The last sample of all is this process's own, unless it has none.
+        padded = np.append(positions, np.full(size - len(positions), global_positions[-1]))
+        times, flags = self.events.times[padded].astype(np.int64), np.asarray(self.events.flags[padded])
+        users = self.anchors.users_of(padded)
+        batch = self._make_batch(padded, users, self._items(padded), times, flags, global_positions)
+        return replace(batch, num_valid=len(positions))
 
-    def candidates(self, user: int, end: int, candidate_set: Candidates) -> Iterator[Batch]:
-        """Yield batches of candidates for the history of a user, by index, before event `end`.
+    def candidates(
+        self, user: int, end: int, time: int, items: NDArray[np.int32], flags: NDArray[np.uint8]
+    ) -> Iterator[Batch]:
+        """Yield batches of candidates at a time in seconds, for the history of a user, by index, before event `end`.
 
         Each candidate is scored as if it were alone: a batch has a fixed number of candidates, with padding.
+
+        items, flags: [n] of the candidates; of the flags, FLAG_BIT alone matters.
         """
-        most_positions = len(self._rule.masks) * self._rule.quota + self._other_positions  # of a sequence
-        size = max(1, min(MOST_CANDIDATES, PIECE_POSITIONS // most_positions))
-        positions, users = np.full(size, end), np.full(size, user)
-        histories = gather_histories(self.events, positions, users, self._rule)
-        divisor = self._attention_divisor(histories.lengths, positions)
-        for start in range(0, len(candidate_set.items), size):
+        size = max(1, min(MOST_CANDIDATES, PIECE_POSITIONS // (self._rule.max_history + self._other_positions)))
+        ends, users, times = np.full(size, end), np.full(size, user), np.full(size, time)
+        for start in range(0, len(items), size):
             # Padding repeats a candidate: equal shapes add in one order, so a score does not depend on the number.
-            piece = candidate_set.take(np.minimum(np.arange(start, start + size), len(candidate_set.items) - 1))
-            batch = self._make_batch(histories, users, piece, divisor)
-            yield replace(batch, num_valid=min(size, len(candidate_set.items) - start))
+            rows = np.minimum(np.arange(start, start + size), len(items) - 1)
+            batch = self._make_batch(ends, users, items[rows], times, flags[rows], ends)
+            yield replace(batch, num_valid=min(size, len(items) - start))
+
+    def _items(self, positions: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Return the items of the events at these positions. Raise OwnError for one that is outside its table."""
+        items = np.asarray(self.events.items[positions])
+        # Without the check a damaged file would have other items' attributes.
+        if (outside := items.view(np.uint32) >= self._sizes[ITEM]).any():
+            event = int(positions[outside.argmax()])
+            raise OwnError(f"events/00000.items.npy: event {event}: the item is not in its table; preprocess again")
+        return items
 
     def _make_batch(
         self,
-        histories: Histories,
+        ends: NDArray[np.int64],
         users: NDArray[np.int64],
-        candidate_set: Candidates,
-        divisor: float,
-        missing: int = 0,
+        items: NDArray[np.int32],
+        times: NDArray[np.int64],
+        flags: NDArray[np.uint8],
+        global_positions: NDArray[np.int64],
     ) -> Batch:
-        """Join B histories, a candidate for each, and `missing` samples of padding to a batch.
+        """Return a batch of B candidates, by items, times and flags, each after the history of its user before `ends`.
 
-        users: [B] index of each one's user. divisor: N of the attention.
+        users: [B] indices. The bits of actions in `flags` are the labels. global_positions: see `batch`.
         """
-        events, schema, size = self.events, self.schema, len(histories.lengths) + missing
-        items, times, flags = candidate_set
-        candidates = [items, *(table[items] for table in events.attributes)]
+        events, schema = self.events, self.schema
+        lengths, history = find_histories(events, ends, users, self._rule)
+        history_times = events.times[history].astype(np.int64)
+        # `take` copies three times as fast as an index of both dimensions.
+        history_ids, candidates = (
+            [ids, *(table.take(ids) for table in events.attributes)] for ids in (self._items(history), items)
+        )
         # With renumbering a user's id is its index + 1, otherwise its key; 0 stands for one beyond the table.
         keys = users + 1 if schema.renumber else events.users[users]
         columns = {USER: keys, HOUR: times // 3600 % 24, **dict(zip(schema.sequence_tables, candidates, strict=True))}
         if schema.flag:
-            columns[schema.flag] = (flags & FLAG_BIT != 0).astype(np.int64)
-        contexts = [np.where(keys < self._sizes[USER], keys, 0)]
-        for cross in schema.crosses.values():
-            contexts.append(np.empty(len(items), np.int32))
-            hash_rows(np.stack([columns[name].astype(np.int64) for name in cross.of]), cross.rows, contexts[-1])
-        single, per_sample = np.ones(size, np.int32), np.pad(histories.lengths, (0, missing))
-        id_columns = [
-            *(np.pad(ids, (0, missing)) for ids in contexts),
-            *histories.ids,
-            *(np.pad(ids, (0, missing)) for ids in candidates),
-        ]
-        ids = torch.from_numpy(np.concatenate(id_columns, dtype=np.int32, casting="same_kind"))
-        lengths = [*([single] * len(contexts)), *([per_sample] * len(histories.ids)), *([single] * len(candidates))]
+            columns[schema.flag] = flags & FLAG_BIT != 0
+        crosses = [([columns[name].astype(np.int64) for name in c.of], c.rows) for c in schema.crosses.values()]
+        contexts = [np.where(keys < self._sizes[USER], keys, 0), *(hash_rows(*cross) for cross in crosses)]
+        ids = np.concatenate([*contexts, *history_ids, *candidates], dtype=np.int32, casting="same_kind")
+        single = np.ones(len(items), np.int32)
+        bag_lengths = [*([single] * len(contexts)), *([lengths] * len(history_ids)), *([single] * len(candidates))]
+        bags = layout_of(self.features, bag_lengths).bags(torch.from_numpy(ids))
         reference_times = times.copy()
         # MLPerf counts ages from the history's last event; without a history only the candidate has a time.
         if self.config.candidate_time == "history":
-            has_history, ends = histories.lengths > 0, offsets_of(histories.lengths)
-            reference_times[has_history] = histories.times[ends[1:][has_history] - 1]
-        sequences = Sequences(
-            *map(torch.from_numpy, (histories.times, histories.actions, np.pad(reference_times, (0, missing)))),
-            per_sample.tolist(),
-            divisor,
-        )
-        targets = [np.pad((flags & bit != 0).astype(np.float32), (0, missing)) for bit in self._label_bits]
-        labels = targets[0] if len(targets) == 1 else np.stack(targets, axis=1)
-        bags = layout_of(list(self.features), lengths).bags(ids)
-        return Batch(torch.empty((size, 0)), bags, torch.from_numpy(labels), len(items), sequences)
+            has_history = lengths > 0
+            reference_times[has_history] = history_times[lengths.cumsum()[has_history] - 1]
+        actions = events.flags[history] & np.uint8((1 << len(schema.actions)) - 1)
+        divisor = self._attention_divisor(lengths, global_positions)
+        parts = map(torch.from_numpy, (history_times, actions, reference_times))
+        sequences = Sequences(*parts, lengths.tolist(), divisor)
+        targets = [(flags & bit != 0).astype(np.float32) for bit in self._label_bits]
+        labels = torch.from_numpy(targets[0] if len(targets) == 1 else np.stack(targets, axis=1))
+        return Batch(torch.empty((len(items), 0)), bags, labels, len(items), sequences)
 
     def _attention_divisor(self, lengths: NDArray[np.int32], global_positions: NDArray[np.int64]) -> float:
         """Return N of the attention: the length of the longest sequence, of this process or of all processes.
@@ -549,7 +460,10 @@ class EventLog:
         # The longest history of all processes makes their numbers those of one process.
         if scale == "global_batch" and len(global_positions) > len(lengths):
             users = self.anchors.users_of(global_positions)
-            longest = int(longest_history(self.events, global_positions, users, self._rule))
+            most = np.minimum(global_positions - self.events.offsets[users], self._rule.max_history)
+            can_be_longer = most > longest
+            lengths, _ = find_histories(self.events, global_positions[can_be_longer], users[can_be_longer], self._rule)
+            longest = int(lengths.max(initial=longest))
         return float(longest + self._other_positions)
 
 
@@ -713,12 +627,12 @@ def score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, ru
     is_flagged = np.zeros(len(items), np.bool_)
     if schema.flag in candidates.columns:
         is_flagged = candidates.truths(schema.flag)
-    candidate_set = Candidates(items, np.full(len(items), time), np.where(is_flagged, FLAG_BIT, 0).astype(np.uint8))
+    flags = np.where(is_flagged, FLAG_BIT, 0).astype(np.uint8)
     # Batches of one order give a candidate one score, in whatever order the file has it.
     order = np.lexsort((is_flagged, items))
     logits = np.empty(len(items), np.float32)
     scorer = predictor.load(run.path, trained, runtime, run.root, run.manifest)
-    logits[order] = scorer.score(event_log.candidates(user, end, candidate_set.take(order))).logits
+    logits[order] = scorer.score(event_log.candidates(user, end, time, items[order], flags[order])).logits
     if config.id_column in candidates.columns:
         names = candidates.texts(config.id_column)
     about = {"user": config.user, "time": time, "history": end - int(arrays.offsets[user])}

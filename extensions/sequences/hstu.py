@@ -550,5 +550,5 @@ def bag_sizes(config: AppConfig, features: Features) -> dict[str, float]:
     """Return the ids per bag of each key, for a forecast that takes every history to be as long as possible."""
     keys, settings = EventKeys.from_features(features), keys_of_extension(config, SequencesConfig)
     room = settings.hstu.max_seq_len - len(keys.context) - 1
-    length = float(min(settings.history_length, settings.max_history or settings.history_length, room))
+    length = float(min(settings.history_length, room))
     return {**dict.fromkeys((*keys.context, *keys.candidate), 1.0), **dict.fromkeys(keys.history, length)}

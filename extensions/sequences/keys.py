@@ -75,7 +75,6 @@ class SequencesConfig:
     candidate_time: CandidateTime = key("history", "reference time for ages and the time of day")
     scan_events: int = key(20_000, "events before a sample among which its history is searched", at_least=1)
     tasks: list[str] = key([], "actions to predict besides the label; their losses are added")
-    max_history: int | None = key(None, "number of last events to which a history is cut; null: not cut", at_least=1)
 
     hstu: HSTUConfig = field(default_factory=HSTUConfig)
 

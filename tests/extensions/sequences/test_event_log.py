@@ -19,14 +19,14 @@ from app.data.batch import Batch
 from app.training.state import run_length
 from data_prep.dataset.format import load_manifest
 from extensions.sequences.event_log import EventLog, EventSplit, user_metrics
-from extensions.sequences.keys import AnchorOrder, SequencesConfig, SyntheticEventsConfig, WindowRest
+from extensions.sequences.keys import AnchorOrder, HSTUConfig, SequencesConfig, SyntheticEventsConfig, WindowRest
 from extensions.sequences.synthetic import World, click_probability, next_satiety
 from tests.data_prep.conftest import prepare
 from tests.extensions.sequences.event_logs import opened, reference, write_reference_log
 
 HISTORY, _, SCAN, WINDOW_SECONDS, MAX_SEQ_LEN = reference()["params"].tolist()
 LIKE_REFERENCE = SequencesConfig(
-    history_length=HISTORY, scan_events=SCAN, max_history=MAX_SEQ_LEN - 1 - 8, window_seconds=WINDOW_SECONDS
+    history_length=HISTORY, scan_events=SCAN, hstu=HSTUConfig(max_seq_len=MAX_SEQ_LEN), window_seconds=WINDOW_SECONDS
 )
 
 

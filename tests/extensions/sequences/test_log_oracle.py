@@ -21,7 +21,7 @@ from data_prep.dataset.format import load_manifest
 from data_prep.verify import verify_dataset
 from extensions.sequences.event_log import EventLog, EventSplit
 from extensions.sequences.events import ANCHOR_BIT, FLAG_BIT, known_items
-from extensions.sequences.keys import SequencesConfig
+from extensions.sequences.keys import HSTUConfig, SequencesConfig
 from tests.data_prep.conftest import prepare, run
 from tests.extensions.sequences.event_logs import opened
 from tests.extensions.sequences.log_oracle import (
@@ -300,11 +300,12 @@ def compare_samples(
 ) -> None:
     """The samples of every window that can be evaluated, and all those before it, are the naive program's."""
     print(keys)
+    given = {name: value for name, value in keys.items() if name != "max_history"}
     windows = windows_of(log, users, keys)
     expected = [[sample_of(log, user, place, keys, ids) for user, place in window] for window in windows]
     for window in [number for number, samples in enumerate(expected) if number and samples][-3:]:
-        kinds = {name: keys[name] for name in ("history", "candidate_time")}
-        event_config = SequencesConfig(**keys | kinds, eval_window=window)
+        positions = 2 + len(log.get("crosses", {})) + (keys["max_history"] or 4000)
+        event_config = SequencesConfig(**given, eval_window=window, hstu=HSTUConfig(max_seq_len=positions))
         events_log = EventLog(root, load_manifest(root), event_config)
         assert events_log.split("train", 0, 1).rows == sum(map(len, expected[:window]))
         assert read_samples(events_log.split("val", 0, 1)) == expected[window]
