@@ -1,6 +1,6 @@
 """Preparation of a dataset of events: sorted by (user, time, place in the input) in bounded memory.
 
-`SortTask` writes sorted runs of consecutive events. `MergeTask` takes some users from all runs, in the order of the
+`sort_chunk` writes sorted runs of consecutive events. `merge_users` takes some users from all runs, in the order of the
 runs, and sorts their events by a stable sort. The input and `chunk_bytes` alone decide the events of a run and the
 users of a task.
 """
@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,7 @@ from data_prep.job import (
     find_sources,
     job_directory,
     limit_workers,
+    path_of,
     publish,
     refuse_foreign_files,
 )
@@ -75,82 +76,87 @@ from extensions.sequences.events import (
 USED_BY_EVENTS = USED_BY_GENERATORS | {"raw", "schema", "scheduler", "memory_budget", "chunk_bytes", "allow_degenerate"}
 MIN_EVENTS = 1 << 20  # events of one user that fit any memory budget
 SORT_BYTES = 128  # memory of an event while its run is sorted or merged
+ITEM_KEYS = f"{ITEM}.npy"  # file of the items' keys, if they are renumbered
 RUN_BYTES, PIECE_BYTES = 20, 9  # disk space of an event during preparation, in a run (keys, items) and sorted
+
+
+@dataclass(frozen=True)
+class EventJob:
+    """A log to prepare; sent to every worker.
+
+    Attributes:
+        work: directory of unfinished files. logs: files of the log. tables: file with the table of each attribute.
+        sources: the files of both, each once, logs first.
+        key_limit: the most users or items that fit the memory budget.
+    """
+
+    work: Path
+    schema: EventSchema
+    logs: Sequence[Source]
+    tables: dict[str, Source]
+    sources: tuple[Source, ...]
+    chunk_bytes: int
+    key_limit: int
+
+    @property
+    def events_per_run(self) -> int:
+        """Return the most events that a process sorts at once."""
+        return max(1, self.chunk_bytes // EVENT_BYTES)
+
+    def chunk_stem(self, source: int, chunk: int) -> Path:
+        """Return the common prefix of the paths of a chunk's runs; source, chunk: number of the log, of the chunk."""
+        return self.work / CHUNKS_DIRECTORY / f"{source:05d}-{chunk:05d}"
 
 
 @dataclass
 class SortRecord:
     """Runs of a chunk: files N.{users,starts,items,times,flags}.npy, and N.distinct.npy with its sorted items.
 
-    rows: events of all its runs. last_time: latest time of its events in microseconds, -1 without any. largest_user,
-    largest_item: keys.
+    source, chunk: numbers of the log and of the chunk in it. rows: events of all its runs. last_time: latest time of
+    its events in microseconds, -1 without any.
     """
 
+    source: int
+    chunk: int
     rows: int = 0
     runs: int = 0
     last_time: int = -1
-    largest_user: int = 0
-    largest_item: int = 0
     files: dict[str, FileDigest] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class SortTask:
-    """Parses a chunk and writes its events in sorted runs of at most `events_per_run`.
+def sort_chunk(job: EventJob, source: int, number: int, chunk: Chunk, counters: Counters) -> SortRecord:
+    """Parse a chunk, and write its events in sorted runs of whole batches; memory holds one run and one batch.
 
-    source, number: places of the file among the log's files, and of the chunk in it.
+    source, number: as in `SortRecord`.
     """
+    record, held, schema = SortRecord(source, number), list[EventBlock](), job.schema
+    for batch, num_bytes in event_batches(job.logs[source], chunk, schema.columns, schema.delimiter):
+        block = parse_events(batch, schema)
+        counters.add(num_bytes, batch.rows)
+        if held and sum(len(each.users) for each in [*held, block]) > job.events_per_run:
+            _write_run(job, held, record)
+            held = []
+        if batch.rows:
+            held.append(block)
+    if held:
+        _write_run(job, held, record)
+    return record
 
-    work: Path
-    source: int
-    number: int
-    file: Source
-    chunk: Chunk
-    schema: EventSchema
-    events_per_run: int
 
-    @property
-    def stem(self) -> Path:
-        """Return the common prefix of its files' paths; of run N of the chunk, N.users.npy and others follow."""
-        return self.work / CHUNKS_DIRECTORY / f"{self.source:05d}-{self.number:05d}"
-
-    @property
-    def resumable(self) -> ResumableTask[SortRecord]:
-        """Return the task, which runs once."""
-        return ResumableTask("sorted", self.stem, SortRecord, (self.chunk.bytes_of(self.file), 0), self.do)
-
-    def do(self, counters: Counters) -> SortRecord:
-        """Write the runs, of whole batches where these fit; memory holds the events of one run and one batch."""
-        record, held = SortRecord(), list[EventBlock]()
-        for batch, num_bytes in event_batches(self.file, self.chunk, self.schema.columns, self.schema.delimiter):
-            block = parse_events(batch, self.schema)
-            counters.add(num_bytes, len(block.users))
-            for start in range(0, len(block.users), self.events_per_run):
-                piece = block.take(slice(start, start + self.events_per_run))
-                if held and sum(len(each.users) for each in [*held, piece]) > self.events_per_run:
-                    self._write_run(held, record)
-                    held = []
-                held.append(piece)
-        if held:
-            self._write_run(held, record)
-        return record
-
-    def _write_run(self, blocks: list[EventBlock], record: SortRecord) -> None:
-        """Sort the events of these blocks by user and time, write them as the next run, and add it to the record."""
-        columns = EventBlock(*(np.concatenate(column) for column in zip(*blocks, strict=True)))
-        # The sort is stable, so events of one user and time keep the order of the input.
-        order = np.lexsort((columns.times, columns.users))
-        users, starts = np.unique(columns.users[order], return_index=True)
-        arrays = {"users": users, "starts": np.append(starts, len(order)), "distinct": np.unique(columns.items)}
-        arrays |= {kind: getattr(columns, kind)[order] for kind in ("items", "times", "flags")}
-        for kind, array in arrays.items():
-            suffix = f"{record.runs}.{kind}.npy"
-            record.files[suffix] = write_array(Path(f"{self.stem}.{suffix}"), array, Crc32)
-        record.rows += len(order)
-        record.runs += 1
-        record.last_time = max(record.last_time, int(columns.times.max()))
-        record.largest_user = max(record.largest_user, int(users[-1]))
-        record.largest_item = max(record.largest_item, int(arrays["distinct"][-1]))
+def _write_run(job: EventJob, blocks: list[EventBlock], record: SortRecord) -> None:
+    """Sort the events of these blocks by user and time, write them as the next run, and add it to the record."""
+    columns = EventBlock(*map(np.concatenate, zip(*blocks, strict=True)))
+    # The sort is stable, so events of one user and time keep the order of the input.
+    order = np.lexsort((columns.times, columns.users))
+    users, starts = np.unique(columns.users[order], return_index=True)
+    arrays = {"users": users, "starts": np.append(starts, len(order)), "distinct": np.unique(columns.items)}
+    arrays |= {kind: getattr(columns, kind)[order] for kind in ("items", "times", "flags")}
+    for kind, array in arrays.items():
+        suffix = f"{record.runs}.{kind}.npy"
+        record.files[suffix] = write_array(path_of(job.chunk_stem(record.source, record.chunk), suffix), array, Crc32)
+    record.rows += len(order)
+    record.runs += 1
+    record.last_time = max(record.last_time, int(columns.times.max()))
 
 
 @dataclass
@@ -165,96 +171,74 @@ class MergeRecord:
     files: dict[str, FileDigest] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class MergeTask:
-    """Merges the events of the users with keys from `first` to `last`, both included, out of all runs.
+class MergePlan(NamedTuple):
+    """What merges all users' events: paths of the sorted runs, without their endings, in the order of the input.
 
-    Attributes:
-        runs: paths of the sorted runs, without their endings, in the order of the input.
-        events: number of events of these users. begin, end: period to keep, in microseconds; `end` is excluded.
-        items: path of the items' keys; key i has the id i + 1. None: an item's key is its id.
-        table_rows: rows of the items' table; an id from there on becomes 0.
+    begin, end: period to keep, in microseconds; `end` is excluded. table_rows: rows of the items' table; an id from
+    there on becomes 0.
     """
 
-    work: Path
-    number: int
-    first: int
-    last: int
-    events: int
+    job: EventJob
     runs: tuple[str, ...]
-    schema: EventSchema
     begin: int
     end: int
-    items: Path | None
     table_rows: int
 
-    @property
-    def stem(self) -> Path:
-        """Return the common prefix of its files' paths."""
-        return self.work / CHUNKS_DIRECTORY / f"users-{self.number:05d}"
 
-    @property
-    def resumable(self) -> ResumableTask[MergeRecord]:
-        """Return the task, which runs once."""
-        return ResumableTask("merged", self.stem, MergeRecord, (self.events * EVENT_BYTES, self.events), self.do)
+def merge_users(plan: MergePlan, stem: Path, first: int, last: int, counters: Counters) -> MergeRecord:
+    """Write the events of the users with keys from `first` to `last`, both included, out of all runs.
 
-    def do(self, counters: Counters) -> MergeRecord:
-        """Write the events."""
-        keys, columns = self._read_runs()
-        # Counting nothing lets a job that was asked to stop end before the sort.
-        counters.add(0)
-        # Runs lie in the order of the input, and the sort is stable, so ties keep that order.
-        order = np.lexsort((columns.times, columns.users))
-        order = order[(columns.times[order] >= self.begin) & (columns.times[order] < self.end)]
-        dropped = len(columns.users) - len(order)
-        users, items, times, flags = columns.take(order)
-        # Otherwise memory would hold the events of the task twice.
-        del columns, order
-        if self.items is not None:
-            # Id 0 means an unknown item.
-            items = np.searchsorted(np.load(self.items), items) + 1
-        outside = items >= self.table_rows
-        ids = np.where(outside, 0, items).astype(np.int32)
-        counts = np.bincount(users, minlength=len(keys))
-        keys, counts = keys[counts > 0], counts[counts > 0]  # a user with no event in the period is left out
-        offsets = offsets_of(counts)
-        ranks = np.arange(len(users)) - np.repeat(offsets[:-1], counts)
-        is_candidate = flags & ANCHOR_BIT != 0
-        figures = {
-            "users": len(keys),
-            "dropped": dropped,  # events outside the period to keep
-            "out_of_table": int(outside.sum()),  # ids beyond their table, which become 0
-            "candidates": int(is_candidate.sum()),  # events that can be samples
-            "anchors": int((is_candidate & (ranks >= self.schema.min_history)).sum()),  # with a long enough history
-            "positives": int((flags[is_candidate] & self.schema.bit(self.schema.label) != 0).sum()),
-            "short_users": int((counts <= self.schema.min_history).sum()),  # no event has a long enough history
-        }
-        record = MergeRecord(len(users), figures)
-        # Microseconds decided the order; windows, ages and hours are counted in seconds.
-        arrays: list[NDArray[Any]] = [keys, offsets, ids, times // SECOND, flags]
-        for (kind, dtype), array in zip(EVENT_DTYPES.items(), arrays, strict=True):
-            path = Path(f"{self.stem}.{kind}.npy")
-            record.files[f"{kind}.npy"] = write_array(path, array.astype(dtype, copy=False), Crc32)
-        counters.add(self.events * EVENT_BYTES, self.events)
-        return record
+    stem: common prefix of the paths of the files.
+    """
+    columns, schema = _read_runs(plan.runs, first, last), plan.job.schema
+    # Counting nothing lets a job that was asked to stop end before the sort.
+    counters.add(0)
+    # Runs lie in the order of the input, and the sort is stable, so ties keep that order.
+    order, total = np.lexsort((columns.times, columns.users)), len(columns.users)
+    order = order[(columns.times[order] >= plan.begin) & (columns.times[order] < plan.end)]
+    users, items, times, flags = columns.take(order)
+    # Otherwise memory would hold the events of the task twice.
+    del columns, order
+    if schema.renumber:
+        # Key i has the id i + 1; id 0 means an unknown item.
+        items = np.searchsorted(np.load(plan.job.work / ITEM_KEYS), items) + 1
+    outside = items >= plan.table_rows
+    ids = np.where(outside, 0, items).astype(np.int32)
+    keys, counts = np.unique(users, return_counts=True)  # without users that have no event in the period
+    offsets = offsets_of(counts)
+    ranks = np.arange(len(users)) - np.repeat(offsets[:-1], counts)
+    is_candidate = flags & ANCHOR_BIT != 0
+    figures = {
+        "users": len(keys),
+        "dropped": total - len(users),  # events outside the period to keep
+        "out_of_table": int(outside.sum()),  # ids beyond their table, which become 0
+        "candidates": int(is_candidate.sum()),  # events that can be samples
+        "anchors": int((is_candidate & (ranks >= schema.min_history)).sum()),  # with a long enough history
+        "positives": int((flags[is_candidate] & schema.bit(schema.label) != 0).sum()),
+        "short_users": int((counts <= schema.min_history).sum()),  # no event has a long enough history
+    }
+    record = MergeRecord(len(users), figures)
+    # Microseconds decided the order; windows, ages and hours are counted in seconds.
+    arrays: list[NDArray[Any]] = [keys, offsets, ids, times // SECOND, flags]
+    for (kind, dtype), array in zip(EVENT_DTYPES.items(), arrays, strict=True):
+        suffix = f"{kind}.npy"
+        record.files[suffix] = write_array(path_of(stem, suffix), array.astype(dtype, copy=False), Crc32)
+    counters.add(total * EVENT_BYTES, total)
+    return record
 
-    def _read_runs(self) -> tuple[NDArray[np.int64], EventBlock]:
-        """Return the users' keys, ascending, and their events run by run; a user is its place among the keys."""
-        # Of each run with some of the users: its path, their keys there, and where the events of each begin and end.
-        spans: list[tuple[str, NDArray[np.int64], NDArray[np.int64]]] = []
-        for run in self.runs:
-            users = open_array(Path(f"{run}.users.npy"))
-            low, high = np.searchsorted(users, self.first), np.searchsorted(users, self.last, "right")
-            if low < high:
-                starts = np.array(open_array(Path(f"{run}.starts.npy"))[low : high + 1])
-                spans.append((run, np.array(users[low:high]), starts))
-        keys = np.unique(np.concatenate([users for _, users, _ in spans]))
-        numbers = [np.repeat(np.searchsorted(keys, users), np.diff(starts)) for _, users, starts in spans]
-        others = (
-            np.concatenate([open_array(Path(f"{run}.{kind}.npy"))[starts[0] : starts[-1]] for run, _, starts in spans])
-            for kind in ("items", "times", "flags")
-        )
-        return keys, EventBlock(np.concatenate(numbers), *others)
+
+def _read_runs(runs: Sequence[str], first: int, last: int) -> EventBlock:
+    """Return the events of the users with keys from `first` to `last`, run by run."""
+    parts = []
+    for run in runs:
+        users = open_array(Path(f"{run}.users.npy"))
+        low, high = np.searchsorted(users, first), np.searchsorted(users, last, "right")
+        if low < high:
+            starts = open_array(Path(f"{run}.starts.npy"))[low : high + 1]
+            others = (open_array(Path(f"{run}.{kind}.npy")) for kind in ("items", "times", "flags"))
+            keys = np.repeat(users[low:high], np.diff(starts))
+            parts.append(EventBlock(keys, *(column[starts[0] : starts[-1]] for column in others)))
+    return EventBlock(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def count_keys(
@@ -276,25 +260,6 @@ def count_keys(
         if len(keys) > limit:
             raise UserError(f"data.memory_budget: too little for more than {limit:,} {entities}; give more, e.g. 8GiB")
     return keys, counts
-
-
-@dataclass(frozen=True)
-class EventJob:
-    """A log to prepare.
-
-    Attributes:
-        work: directory of unfinished files. logs: files of the log. tables: file with the table of each attribute.
-        sources: the files of both, each once, logs first.
-        key_limit: the most users or items that fit the memory budget.
-    """
-
-    work: Path
-    schema: EventSchema
-    logs: Sequence[Source]
-    tables: dict[str, Source]
-    sources: tuple[Source, ...]
-    chunk_bytes: int
-    key_limit: int
 
 
 def prepare_events(data: DataConfig, root: Path) -> Manifest:
@@ -353,39 +318,45 @@ def _run_stages(
     if may_use_processes(data):
         start_fork_server(has_schema=True)
     keep_freed_memory()
-    begin, schema, per_run = time.monotonic(), job.schema, max(1, job.chunk_bytes // EVENT_BYTES)
+    begin, schema = time.monotonic(), job.schema
     sort_tasks = [
-        SortTask(job.work, index, number, source, chunk, schema, per_run)
-        for index, source in enumerate(job.logs)
-        for number, chunk in enumerate(plan_event_chunks(source, job.chunk_bytes))
+        ResumableTask(
+            "sorted",
+            job.chunk_stem(source, number),
+            SortRecord,
+            (chunk.bytes_of(file), 0),
+            partial(sort_chunk, job, source, number, chunk),
+        )
+        for source, file in enumerate(job.logs)
+        for number, chunk in enumerate(plan_event_chunks(file, job.chunk_bytes))
     ]
-    need = WORKER_BYTES + (16 << 20) + SORT_BYTES * per_run
+    need = WORKER_BYTES + (16 << 20) + SORT_BYTES * job.events_per_run
     workers = limit_workers(data, min(data.workers or usable_cpus(), len(sort_tasks)), need)
     with open_executor(data.scheduler, workers) as executor:
-        with executor.stage("sort", sum(task.chunk.bytes_of(task.file) for task in sort_tasks)):
-            records = list(executor.map(task.resumable for task in sort_tasks))
-            sources = _digest_sources(data, root, job, executor, list(zip(sort_tasks, records, strict=True)))
+        with executor.stage("sort", sum(task.size[0] for task in sort_tasks)):
+            records = list(executor.map(sort_tasks))
+            sources = _digest_sources(data, root, job, executor, records)
         executor.release(workers)
         events = sum(record.rows for record in records)
         require_room([Need(root, events * 2 * PIECE_BYTES, "for the dataset", about=True)])
         runs = tuple(
-            f"{task.stem}.{run}" for task, record in zip(sort_tasks, records, strict=True) for run in range(record.runs)
+            f"{job.chunk_stem(record.source, record.chunk)}.{run}" for record in records for run in range(record.runs)
         )
         with executor.stage("ids", 0):
             of_users = ((np.load(f"{run}.users.npy"), np.diff(np.load(f"{run}.starts.npy"))) for run in runs)
             users, counts = count_keys(of_users, job.key_limit, "users")
-            num_embeddings, vocabulary, masks = _fit_ids(job, records, runs)
+            num_embeddings, vocabulary, masks = _fit_ids(job, runs, int(users[-1]))
         executor.release()
         last_time = max(record.last_time for record in records)
-        merge_tasks = _plan_merge(job, users, counts, per_run, runs, last_time, num_embeddings[ITEM])
-        with executor.stage("merge", sum(task.events for task in merge_tasks) * EVENT_BYTES):
-            merged = list(executor.map(task.resumable for task in merge_tasks))
+        merge_tasks = _plan_merge(job, users, counts, runs, last_time, num_embeddings[ITEM])
+        with executor.stage("merge", sum(task.size[0] for task in merge_tasks)):
+            merged = list(executor.map(merge_tasks))
         executor.release(1)
         events = sum(record.rows for record in merged)
         figures: dict[str, Any] = {key: sum(each.counts[key] for each in merged) for key in merged[0].counts}
         _refuse_useless(job, events, figures, data.allow_degenerate)
         with executor.stage("join", events * PIECE_BYTES):
-            shard, missing = _join(job, merge_tasks, events, figures["users"], masks, executor)
+            shard, missing = _join(job, [task.stem for task in merge_tasks], events, figures["users"], masks, executor)
         figures["peak_memory_bytes"] = executor.peak_bytes
     if schema.renumber:
         num_embeddings[USER] = figures["users"] + 1
@@ -414,30 +385,30 @@ def _run_stages(
 
 
 def _digest_sources(
-    data: DataConfig, root: Path, job: EventJob, executor: Executor, sorted_chunks: list[tuple[SortTask, SortRecord]]
+    data: DataConfig, root: Path, job: EventJob, executor: Executor, records: list[SortRecord]
 ) -> list[dict[str, Any]]:
     """Return the manifest's entries of the files; refuse files that changed, are alike, or are not as published."""
     readings = executor.map(partial(digest_source, source) for source in job.sources)
     digests = [digest for _, digest in readings if digest is not None]
     refuse_changed(job.sources)
     rows = [0] * len(job.sources)
-    for task, record in sorted_chunks:
-        rows[task.source] += record.rows
+    for record in records:
+        rows[record.source] += record.rows
     if not any(rows):
         raise UserError(f"{job.logs[0].path}: no events in it; get it again, or leave it out of data.raw")
     sums = [digest.sha256 for digest in digests]
     refuse_same(job.logs, sums[: len(job.logs)])
     if data.remote.name:
         PUBLISHED.refuse_other((source.path for source in job.sources), source_sums(data, job.sources), sums)
-    refuse_same_rows(job.logs, ((task.source, record.rows, record.files) for task, record in sorted_chunks))
+    refuse_same_rows(job.logs, ((record.source, record.rows, record.files) for record in records))
     entries = zip(job.sources, digests, rows, strict=True)
     return [{"name": source.name, **asdict(digest), "rows": count} for source, digest, count in entries]
 
 
 def _fit_ids(
-    job: EventJob, records: list[SortRecord], runs: tuple[str, ...]
+    job: EventJob, runs: tuple[str, ...], largest_user: int
 ) -> tuple[dict[str, int], dict[str, dict[str, Any]], list[NDArray[np.bool_]]]:
-    """Write the items' keys, if renumbered, and each item's attributes.
+    """Write the items' keys, if renumbered, and each item's attributes. largest_user: the largest key of a user.
 
     Returns rows of each table (of users only without renumbering), the manifest's entries of the written files by name,
     and for each attribute a mask [items] of the items in its table.
@@ -449,9 +420,9 @@ def _fit_ids(
         of_items = ((items := np.load(f"{run}.distinct.npy"), np.ones_like(items)) for run in runs)
         keys, _ = count_keys(of_items, job.key_limit, "items")
         rows = {ITEM: len(keys) + 1}
-        vocabulary[ITEM] = asdict(write_array(job.work / "item.npy", keys)) | {"values": len(keys)}
+        vocabulary[ITEM] = asdict(write_array(job.work / ITEM_KEYS, keys)) | {"values": len(keys)}
     else:
-        largest = {USER: max(each.largest_user for each in records), ITEM: max(each.largest_item for each in records)}
+        largest = {USER: largest_user, ITEM: max(int(np.load(f"{run}.distinct.npy")[-1]) for run in runs)}
         rows = {name: schema.rows.get(name, number + 1) for name, number in largest.items()}
     masks = []
     for name in schema.attributes:
@@ -508,17 +479,16 @@ def _plan_merge(
     job: EventJob,
     users: NDArray[np.int64],
     counts: NDArray[np.int64],
-    events: int,
     runs: tuple[str, ...],
     last_time: int,
     table_rows: int,
-) -> list[MergeTask]:
-    """Return tasks for consecutive users, with at most `events` if there are several.
+) -> list[ResumableTask[MergeRecord]]:
+    """Return tasks for consecutive users, with the events of a run at most if there are several.
 
     users, counts: all keys, ascending, and the number of events of each. runs: paths of the sorted runs, without their
     endings. last_time: time of the log's last event in microseconds. table_rows: of the items' table.
     """
-    if (most := int(counts.max())) > max(events, MIN_EVENTS):
+    if (most := int(counts.max())) > max(job.events_per_run, MIN_EVENTS):
         raise UserError(
             f"data.memory_budget: user {users[counts.argmax()]} alone has {most:,} events, which do not fit; give "
             "more, e.g. 8GiB, or leave this user out"
@@ -528,14 +498,14 @@ def _plan_merge(
     if schema.drop_last_seconds:
         end = last_time - schema.drop_last_seconds * SECOND
     begin = 0 if schema.keep_seconds is None else max(0, end - schema.keep_seconds * SECOND)
-    items = job.work / "item.npy" if schema.renumber else None
-    tasks: list[MergeTask] = []
+    plan, tasks = MergePlan(job, runs, begin, end, table_rows), list[ResumableTask[MergeRecord]]()
     offsets, start = offsets_of(counts), 0
     while start < len(users):
         # A user is never divided between tasks, as a history needs all of the user's events.
-        stop = max(start + 1, int(np.searchsorted(offsets, offsets[start] + events, "right")) - 1)
-        bounds = int(users[start]), int(users[stop - 1]), int(offsets[stop] - offsets[start])
-        tasks.append(MergeTask(job.work, len(tasks), *bounds, runs, schema, begin, end, items, table_rows))
+        stop = max(start + 1, int(np.searchsorted(offsets, offsets[start] + job.events_per_run, "right")) - 1)
+        stem, events = job.work / CHUNKS_DIRECTORY / f"users-{len(tasks):05d}", int(offsets[stop] - offsets[start])
+        merge = partial(merge_users, plan, stem, int(users[start]), int(users[stop - 1]))
+        tasks.append(ResumableTask("merged", stem, MergeRecord, (events * EVENT_BYTES, events), merge))
         start = stop
     return tasks
 
@@ -563,7 +533,7 @@ def _refuse_useless(job: EventJob, events: int, figures: dict[str, int], allows_
 
 
 def _join(
-    job: EventJob, tasks: list[MergeTask], events: int, users: int, masks: list[NDArray[np.bool_]], executor: Executor
+    job: EventJob, stems: list[Path], events: int, users: int, masks: list[NDArray[np.bool_]], executor: Executor
 ) -> tuple[Shard, list[int]]:
     """Write the merged events one after another; return the shard, and how many events lack each attribute.
 
@@ -577,8 +547,8 @@ def _join(
             for kind, count in rows.items()
         }
         writers["offsets"].append(np.zeros(1, np.int64))
-        for task in tasks:
-            arrays = {kind: open_array(Path(f"{task.stem}.{kind}.npy")) for kind in rows}
+        for stem in stems:
+            arrays = {kind: open_array(path_of(stem, f"{kind}.npy")) for kind in rows}
             for kind, array in arrays.items():
                 writers[kind].append(array[1:] + offset if kind == "offsets" else array)
             items = arrays["items"]
