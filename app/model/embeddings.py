@@ -227,6 +227,10 @@ class TableArch(nn.Module):
     tables: list[TableSpec]
     feature_of: dict[str, str]
 
+    def table_ids(self, sparse_features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """Return the ids that index the tables: the features' own."""
+        return sparse_features
+
     @property
     def settings_before_layers(self) -> Mapping[str, str]:
         """Return, by key=value of `model.tables` that puts dense parameters behind a lookup, the value to give."""
@@ -282,10 +286,6 @@ class SparseArch(TableArch):
         pooled = self.bags(sparse_features)
         # No vector is copied into the features' order: interactions take the order along.
         return lambda: self._order_pooled(pooled)
-
-    def table_ids(self, sparse_features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Return the ids that index the tables: the features' own."""
-        return sparse_features
 
     @property
     def collections(self) -> list[nn.Module]:

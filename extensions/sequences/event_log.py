@@ -46,7 +46,6 @@ from data_prep.dataset.format import Manifest, shard_path
 from data_prep.encoding import read_new_rows
 from extensions.sequences.events import (
     ANCHOR_BIT,
-    CANDIDATE,
     EVENTS,
     FLAG_BIT,
     HOUR,
@@ -316,8 +315,7 @@ class EventLog:
                 f"sequences.eval_window={self.eval_window}: no samples in this window, or none before it; "
                 f"{len(filled)} of {windows} windows have some; {remedy}"
             )
-        candidates = [CANDIDATE + name for name in schema.sequence_tables]
-        self.features = [*schema.context_tables, *schema.sequence_tables, *candidates]
+        self.features = [*schema.context_tables, *schema.sequence_tables, *schema.candidate_keys]
         # A sequence has the context before its history, and a candidate after it.
         self._other_positions = len(schema.context_tables) + 1
         room = config.hstu.max_seq_len - self._other_positions

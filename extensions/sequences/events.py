@@ -70,7 +70,6 @@ EVENTS = "events"  # the encoding's name, and the only split on disk
 MAX_ACTIONS = 6
 ANCHOR_BIT, FLAG_BIT = 1 << 6, 1 << 7
 USER, ITEM, HOUR = "user", "item", "hour"
-CANDIDATE = "candidate_"  # prefix of a candidate's features
 
 Values = tuple[str, ...]  # for a column with text or codes; a condition on a number is a rule such as ">= 50"
 Condition = dict[str, Values | str]  # by column; an event must meet all
@@ -141,6 +140,11 @@ class EventSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     def sequence_tables(self) -> tuple[str, ...]:
         """Return the tables with an id for each event of a history: its item and the item's attributes."""
         return (ITEM, *self.attributes)
+
+    @property
+    def candidate_keys(self) -> tuple[str, ...]:
+        """Return the keys of a candidate's ids in the same tables."""
+        return tuple(f"candidate_{name}" for name in self.sequence_tables)
 
     @property
     def context_tables(self) -> tuple[str, ...]:

@@ -12,10 +12,10 @@ Shapes in the model: B sequences as above, one for each sample, E events of all 
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from common.command import log
 from common.errors import last_line
 from common.extensions import keys_of_extension
 from extensions.sequences.event_log import SequenceLayout, Sequences
-from extensions.sequences.events import CANDIDATE, EventSchema
+from extensions.sequences.events import EventSchema
 from extensions.sequences.keys import Attention, HSTUConfig, SequencesConfig, triton_problem
 
 CHUNK_BYTES = 4 << 20  # scores held at a time: small enough for the cache, since they are read several times
@@ -36,43 +36,22 @@ LENGTHS_ALIKE = 1.25  # length of a bucket's longest sequence over its shortest;
 FEW_POSITIONS = 64  # up to as many positions more do not justify another bucket
 
 
-def attend_bucketed(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
-    """Attend over sequences of similar length, a few queries at a time, in bounded memory for any lengths."""
-    out: Tensor = _Bucketed.apply(q, k, v, layout, candidates_only)
-    return out
+def attend(
+    strategy: Attention, q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool = False
+) -> Tensor:
+    """Attend from queries [T, H, A] to keys [T, H, A] and values [T, H, V]; return [T, H, V].
 
-
-def attend_by_triton(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
-    """Attend by kernels for GPUs; on a CPU, where such a run may be evaluated, fall back to `attend_bucketed`."""
-    if triton_problem(q.device.type) is not None:
-        return attend_bucketed(q, k, v, layout, candidates_only)
-    from extensions.sequences.attention_triton import attend_triton  # Triton comes only with torch for GPUs
-
-    return attend_triton(q, k, v, layout, candidates_only)
-
-
-def attend_by_best(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
-    """Attend by Triton's kernels on CUDA if they agree with `attend_bucketed` on the first batch, else by that."""
-    kind = (q.dtype, q.shape[1:], v.shape[2], candidates_only)
-    if not prefers_triton(q.device) or not _AGREES.get(kind, True):
-        return attend_bucketed(q, k, v, layout, candidates_only)
-    if kind in _AGREES:
-        return attend_by_triton(q, k, v, layout, candidates_only)
-    fault = ""
-    with torch.no_grad():
-        expected = attend_bucketed(q, k, v, layout, candidates_only).float()
-        try:
-            difference = float((attend_by_triton(q, k, v, layout, candidates_only).float() - expected).norm())
-            # fp32 products may be in TF32, whose rounding is that of 11 bits.
-            if not difference <= (2e-2 if q.dtype == torch.bfloat16 else 2e-3) * float(expected.norm()):
-                fault = f"differ by {difference:.3g} here"
-        except Exception as error:  # noqa: BLE001 (a compiler or a driver that does not fit fails in many ways)
-            fault = f"fail here ({last_line(str(error), type(error).__name__)})"
-    if fault:
-        log.warning("sequences.hstu.attention=auto: bucketed, since Triton's kernels %s", fault)
-    _AGREES[kind] = not fault
-    # The verdict is known now, so this call takes one of the first two branches.
-    return attend_by_best(q, k, v, layout, candidates_only)
+    candidates_only: queries [B, H, A] and result [B, H, V] are the candidates' alone.
+    """
+    arguments = (q, k, v, layout, candidates_only)
+    # A run with triton may be evaluated on a CPU, which computes the same without it.
+    takes_kernels = strategy == "triton" and triton_problem(q.device.type) is None
+    if strategy == "auto" and prefers_triton(q.device):
+        kind = (q.dtype, q.shape[1:], v.shape[2], candidates_only)
+        if kind not in _AGREES:
+            _AGREES[kind] = _kernels_agree(*arguments)
+        takes_kernels = _AGREES[kind]
+    return attend_by_triton(*arguments) if takes_kernels else attend_bucketed(*arguments)
 
 
 # Whether Triton's kernels are right, by type and widths of their arguments: each kind is compared once in a process.
@@ -84,15 +63,34 @@ def prefers_triton(device: torch.device) -> bool:
     return device.type == "cuda" and torch.version.hip is None and triton_problem(device.type) is None
 
 
-def attend(
-    strategy: Attention, q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool = False
-) -> Tensor:
-    """Attend from queries [T, H, A] to keys [T, H, A] and values [T, H, V]; return [T, H, V].
+def _kernels_agree(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> bool:
+    """Return whether Triton's kernels run here and agree with `attend_bucketed`; log why they do not."""
+    fault, arguments = "", (q, k, v, layout, candidates_only)
+    with torch.no_grad():
+        expected = attend_bucketed(*arguments).float()
+        try:
+            difference = float((attend_by_triton(*arguments).float() - expected).norm())
+            # fp32 products may be in TF32, whose rounding is that of 11 bits.
+            if not difference <= (2e-2 if q.dtype == torch.bfloat16 else 2e-3) * float(expected.norm()):
+                fault = f"differ by {difference:.3g} here"
+        except Exception as error:  # noqa: BLE001 (a compiler or a driver that does not fit fails in many ways)
+            fault = f"fail here ({last_line(str(error), type(error).__name__)})"
+    if fault:
+        log.warning("sequences.hstu.attention=auto: bucketed, since Triton's kernels %s", fault)
+    return not fault
 
-    candidates_only: queries [B, H, A] and result [B, H, V] are the candidates' alone.
-    """
-    strategies = {"auto": attend_by_best, "triton": attend_by_triton}
-    return strategies.get(strategy, attend_bucketed)(q, k, v, layout, candidates_only)
+
+def attend_by_triton(*arguments: Any) -> Tensor:
+    """Attend by kernels for GPUs."""
+    from extensions.sequences.attention_triton import attend_triton  # Triton comes only with torch for GPUs
+
+    return attend_triton(*arguments)
+
+
+def attend_bucketed(*arguments: Any) -> Tensor:
+    """Attend over sequences of similar length, a few queries at a time, in bounded memory for any lengths."""
+    out: Tensor = _Bucketed.apply(*arguments)
+    return out
 
 
 @dataclass(frozen=True)
@@ -242,24 +240,6 @@ def _scatter_rows(flat: Tensor, rows: Tensor, slots: Tensor, padded: Tensor) -> 
 EPSILON, LAYER_EPSILON = 1e-5, 1e-6  # in the normalisation of perceptrons and of layers
 
 
-class EventKeys(NamedTuple):
-    """Keys of a batch's ids: context (one id a sample), then item and attributes, of histories and of candidates."""
-
-    context: tuple[str, ...]
-    history: tuple[str, ...]
-    candidate: tuple[str, ...]
-    num_actions: int
-
-    @staticmethod
-    def from_features(features: Features) -> "EventKeys":
-        """Return the keys of a dataset of events, whose tables have the same names."""
-        assert isinstance(features.schema, dict)
-        schema = EventSchema.from_manifest(features.schema)
-        sequence = schema.sequence_tables
-        candidate = tuple(CANDIDATE + name for name in sequence)
-        return EventKeys(schema.context_tables, sequence, candidate, len(schema.actions))
-
-
 class EventArch(TableArch):
     """Tables with a lookup per id; each key of ids is its own feature."""
 
@@ -274,20 +254,22 @@ class EventArch(TableArch):
         rows_of_tables: dict[str, JaggedTensor] = self.rows(ids)
         return rows_of_tables
 
-    def table_ids(self, ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Return `ids` as they are, since they index the tables; special tables of DLRM divide theirs."""
-        return ids
-
     @property
     def collections(self) -> list[nn.Module]:
         """Return the collections of tables, sharded or not."""
         return [self.rows]
 
 
+def schema_of(features: Features) -> EventSchema:
+    """Return the schema of a dataset of events."""
+    assert isinstance(features.schema, dict)
+    return EventSchema.from_manifest(features.schema)
+
+
 def tables_of_events(config: AppConfig, features: Features) -> EventArch:
     """Make the tables of events, initially uniform in ±1/sqrt(rows); candidates share those of histories."""
-    keys, tables = EventKeys.from_features(features), []
-    names = dict(zip(keys.history, keys.candidate, strict=True))
+    schema, tables = schema_of(features), []
+    names = dict(zip(schema.sequence_tables, schema.candidate_keys, strict=True))
     for name, rows in features.num_embeddings.items():
         initial = TableInitRange(-1 / math.sqrt(rows), 1 / math.sqrt(rows))
         table_keys = (name, names[name]) if name in names else (name,)
@@ -380,21 +362,21 @@ class HSTU(nn.Module):
     """
 
     def __init__(
-        self, config: HSTUConfig, sparse_arch: nn.Module, embedding_dim: int, keys: EventKeys, num_tasks: int = 1
+        self, config: HSTUConfig, sparse_arch: nn.Module, embedding_dim: int, schema: EventSchema, num_tasks: int = 1
     ) -> None:
         super().__init__()
-        self.sparse_arch, self._config, self._keys = sparse_arch, config, keys
-        num_attributes, dim = len(keys.history) - 1, config.dim
+        self.sparse_arch, self._config, self._schema = sparse_arch, config, schema
+        num_attributes, num_context, dim = len(schema.attributes), len(schema.context_tables), config.dim
         self.content = perceptron(embedding_dim, config.preprocessor_dim, dim)
         self.attributes = (
             perceptron(num_attributes * embedding_dim, config.preprocessor_dim, dim) if num_attributes else None
         )
-        self.actions = ActionEncoder(keys.num_actions, config.action_dim)
-        self.action = perceptron(keys.num_actions * config.action_dim, config.preprocessor_dim, dim)
+        self.actions = ActionEncoder(len(schema.actions), config.action_dim)
+        self.action = perceptron(len(schema.actions) * config.action_dim, config.preprocessor_dim, dim)
         self.context_weight = nn.Parameter(
-            torch.empty(len(keys.context), embedding_dim, dim).normal_(std=math.sqrt(2 / (embedding_dim + dim)))
+            torch.empty(num_context, embedding_dim, dim).normal_(std=math.sqrt(2 / (embedding_dim + dim)))
         )
-        self.context_bias = nn.Parameter(torch.zeros(len(keys.context), dim))
+        self.context_bias = nn.Parameter(torch.zeros(num_context, dim))
         self.positions, self.ages = (
             nn.Parameter(torch.empty(rows, dim).uniform_(-bound, bound))
             for rows, bound in (
@@ -404,12 +386,19 @@ class HSTU(nn.Module):
         )
         self.layers = nn.ModuleList(HSTULayer(config) for _ in range(config.num_layers))
         self.user = nn.Sequential(nn.Linear(dim + 4, dim), nn.LayerNorm(dim, eps=EPSILON))
-        self.item = perceptron(len(keys.candidate) * embedding_dim, config.item_dim, dim)
-        self.head = Head(dim, config.item_dim, num_tasks)
-        for before_attention in (self.content, self.attributes, self.action, self.user):
-            _initialise_linear(before_attention, nn.init.xavier_normal_)
-        for after_attention in (self.item, self.head):
-            _initialise_linear(after_attention, nn.init.xavier_uniform_)
+        self.item = perceptron((1 + num_attributes) * embedding_dim, config.item_dim, dim)
+        self.head = nn.Sequential(
+            nn.Linear(dim, config.item_dim), SwishNorm(config.item_dim), nn.Linear(config.item_dim, num_tasks)
+        )
+        before_attention = [self.content, self.attributes, self.action, self.user]
+        for parts, draw in (
+            (before_attention, nn.init.xavier_normal_),
+            ([self.item, self.head], nn.init.xavier_uniform_),
+        ):
+            for module in (module for part in parts if part is not None for module in part.modules()):
+                if isinstance(module, nn.Linear):
+                    draw(module.weight)
+                    nn.init.zeros_(module.bias)
 
     def begin_step(self, seed: int, step: int, rank: int, rows: int, num_valid: int | None = None) -> None:
         """Seed a step's dropout by seed, step and rank alone, whatever the number of rows and the steps before."""
@@ -430,9 +419,9 @@ class HSTU(nn.Module):
         return {}
 
     def forward(self, sequences: Sequences, ids: KeyedJaggedTensor) -> Tensor:
-        """Return a batch's logits [B, tasks] float32, a row for each candidate; ids: of the keys of `EventKeys`."""
+        """Return a batch's logits [B, tasks] float32, a row for each candidate; ids: of all `EventLog.features`."""
         rows = {key: jagged.values() for key, jagged in self.sparse_arch(ids).items()}
-        lengths = [len(self._keys.context) + length + 1 for length in sequences.history_lengths]
+        lengths = [len(self._schema.context_tables) + length + 1 for length in sequences.history_lengths]
         layout = SequenceLayout(lengths, sequences.divisor)
         x, candidates = self._position_vectors(rows, sequences, layout)
         x = nn.functional.dropout(x, self._config.input_dropout, self.training)
@@ -445,8 +434,8 @@ class HSTU(nn.Module):
         angles = [(number % period).float() / period * 2 * 3.14 for number, period in ((hours, 24), (days, 7))]
         waves = torch.stack([wave(angle) for angle in angles for wave in (torch.cos, torch.sin)], dim=1)
         user = self.user(torch.cat([last, waves], dim=1))
-        item = self.item(torch.cat([rows[key] for key in self._keys.candidate], dim=1))
-        logits: Tensor = self.head(user, item)
+        item = self.item(torch.cat([rows[key] for key in self._schema.candidate_keys], dim=1))
+        logits: Tensor = self.head(user * item)
         return logits.float()
 
     def _position_vectors(
@@ -460,19 +449,19 @@ class HSTU(nn.Module):
 
         rows: [B, D] of a context key or a candidate's, [E, D] of a history's.
         """
-        device, num_context = self.positions.device, len(self._keys.context)
-        context = torch.stack([rows[key] for key in self._keys.context], dim=1)  # [B, C, D]
+        schema, device, num_context = self._schema, self.positions.device, len(self._schema.context_tables)
+        context = torch.stack([rows[key] for key in schema.context_tables], dim=1)  # [B, C, D]
         context = torch.einsum("bcd,cdg->bcg", context, self.context_weight) + self.context_bias
         events = [
             torch.cat([rows[of_history], rows[of_candidate]])
-            for of_history, of_candidate in zip(self._keys.history, self._keys.candidate, strict=True)
+            for of_history, of_candidate in zip(schema.sequence_tables, schema.candidate_keys, strict=True)
         ]
         x = self.content(events[0])
         if self.attributes is not None:
             x = x + self.attributes(torch.cat(events[1:], dim=1))
-        # Bits beyond the actions, of anchors and flags, do not count; the last row is for candidates.
+        # The last row is for candidates.
         last_row, samples = len(self.actions.is_set), len(sequences.candidate_times)
-        action_rows = nn.functional.pad(sequences.actions.long() & (last_row - 1), (0, samples), value=last_row)
+        action_rows = nn.functional.pad(sequences.actions.long(), (0, samples), value=last_row)
         x = x + nn.functional.embedding(action_rows, self.action(self.actions()))
 
         arranged = _arrange_positions(num_context, torch.tensor(sequences.history_lengths))
@@ -489,20 +478,6 @@ class HSTU(nn.Module):
         age = minutes.sqrt().long().clamp(max=len(self.ages) - 1)
         position = nn.functional.embedding(distance.clamp(max=len(self.positions) - 1), self.positions)
         return x + position + nn.functional.embedding(age, self.ages), candidates
-
-
-class Head(nn.Module):
-    """Combines user and item vectors to a logit per task."""
-
-    def __init__(self, dim: int, hidden: int, num_tasks: int) -> None:
-        """dim: width of both vectors. hidden: width of the layer between. num_tasks: logits of a candidate."""
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(dim, hidden), SwishNorm(hidden), nn.Linear(hidden, num_tasks))
-
-    def forward(self, user: Tensor, item: Tensor) -> Tensor:
-        """Map the user and the item vector of each candidate, [B, dim] each, to logits [B, tasks]."""
-        logits: Tensor = self.layers(user * item)
-        return logits
 
 
 def _arrange_positions(num_context: int, histories: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -526,18 +501,10 @@ def _arrange_positions(num_context: int, histories: Tensor) -> tuple[Tensor, Ten
     return order, candidates, distance
 
 
-def _initialise_linear(part: nn.Module | None, draw: Callable[[Tensor], Tensor]) -> None:
-    """Draw the weights of a part's linear layers, and set their biases to 0; None, of no attributes: do nothing."""
-    for module in part.modules() if part is not None else ():
-        if isinstance(module, nn.Linear):
-            draw(module.weight)
-            nn.init.zeros_(module.bias)
-
-
 def build_hstu(config: AppConfig, tables: EventArch, features: Features) -> HSTU:
     """Build HSTU around its tables."""
     keys = keys_of_extension(config, SequencesConfig)
-    return HSTU(keys.hstu, tables, config.model.embedding_dim, EventKeys.from_features(features), keys.num_tasks)
+    return HSTU(keys.hstu, tables, config.model.embedding_dim, schema_of(features), keys.num_tasks)
 
 
 def loss_factor(config: AppConfig) -> float:
@@ -548,7 +515,8 @@ def loss_factor(config: AppConfig) -> float:
 
 def bag_sizes(config: AppConfig, features: Features) -> dict[str, float]:
     """Return the ids per bag of each key, for a forecast that takes every history to be as long as possible."""
-    keys, settings = EventKeys.from_features(features), keys_of_extension(config, SequencesConfig)
-    room = settings.hstu.max_seq_len - len(keys.context) - 1
+    schema, settings = schema_of(features), keys_of_extension(config, SequencesConfig)
+    room = settings.hstu.max_seq_len - len(schema.context_tables) - 1
     length = float(min(settings.history_length, room))
-    return {**dict.fromkeys((*keys.context, *keys.candidate), 1.0), **dict.fromkeys(keys.history, length)}
+    singles = (*schema.context_tables, *schema.candidate_keys)
+    return {**dict.fromkeys(singles, 1.0), **dict.fromkeys(schema.sequence_tables, length)}

@@ -30,7 +30,8 @@ from app.training import session
 from data_prep.dataset.format import load_manifest
 from extensions.sequences import hstu
 from extensions.sequences.event_log import SequenceLayout, Sequences
-from extensions.sequences.hstu import HSTU, EventArch, EventKeys, attend
+from extensions.sequences.events import Attribute, Cross, EventSchema
+from extensions.sequences.hstu import HSTU, EventArch, attend
 from extensions.sequences.keys import Attention, HSTUConfig
 from tests import reference as plain
 from tests.app.conftest import SMALL, composed
@@ -50,11 +51,17 @@ INTERPRETED = [
 ]
 ATTENTIONS = ["bucketed", pytest.param("triton", marks=INTERPRETED)]
 GOLDEN = np.load(Path(__file__).parents[2] / "golden/reference/hstu_tiny.npz")
-CONTEXT = ["uid", "user_x_artist", "user_x_album", "user_x_hour", "item_x_hour", "artist_x_hour", "user_x_is_organic"]
-CONTEXT += ["user_x_artist_x_hour"]
-HISTORY = ["item_id", "artist_id", "album_id"]
-CANDIDATE = ["item_candidate_id", "item_candidate_artist_id", "item_candidate_album_id"]
-KEYS = EventKeys(tuple(CONTEXT), tuple(HISTORY), tuple(CANDIDATE), num_actions=3)
+CROSSES = ["user_x_artist", "user_x_album", "user_x_hour", "item_x_hour", "artist_x_hour", "user_x_is_organic"]
+CROSSES += ["user_x_artist_x_hour"]
+SCHEMA = EventSchema(
+    *("uid", "item_id", "timestamp"),
+    actions={"listen_plus": {}, "like": {}, "skip": {}},
+    label="listen_plus",
+    attributes=dict.fromkeys(("artist", "album"), Attribute("", "", "")),
+    crosses=dict.fromkeys(CROSSES, Cross((), 1)),
+)
+CONTEXT, HISTORY, CANDIDATE = SCHEMA.context_tables, SCHEMA.sequence_tables, SCHEMA.candidate_keys
+REFERENCE_TABLES = {"user": "uid", "item": "item_id", "artist": "artist_id", "album": "album_id"}  # its other names
 TABLE_DIM, LOSS_WEIGHT, MAX_NORM = 16, 0.2, 1.0
 PREPROCESSOR, TRANSDUCER = "_hstu_transducer._input_preprocessor.", "_hstu_transducer."
 LAYER = {"_uvqk_weight": "projection", "_uvqk_beta": "bias", "_input_norm_weight": "input_norm.weight"}
@@ -73,7 +80,7 @@ PERCEPTRONS = {
     f"{PREPROCESSOR}_additional_embedding_mlp": "attributes",
     f"{PREPROCESSOR}_action_embedding_mlp": "action",
     "_item_embedding_mlp": "item",
-    "_multitask_module._prediction_module": "head.layers",
+    "_multitask_module._prediction_module": "head",
 }
 
 
@@ -120,12 +127,13 @@ def reference_model(attention: Attention, num_tasks: int = 1) -> HSTU:
     keys = dict(zip(HISTORY, CANDIDATE, strict=True))
     specs = []
     for name in (*HISTORY, *CONTEXT):
-        features, rows = (name, *([keys[name]] if name in keys else [])), len(GOLDEN[f"init.table.{name}"])
+        features = (name, *([keys[name]] if name in keys else []))
+        rows = len(GOLDEN[f"init.table.{REFERENCE_TABLES.get(name, name)}"])
         specs.append(TableSpec(name, features, rows, TABLE_DIM, TableInitRange(), "fp32", mean=False, by_id=True))
     arch = EventArch(specs)
     assert isinstance(arch.rows, EmbeddingCollection)
     arch.rows = EmbeddingCollection(tables=arch.rows.embedding_configs(), device=torch.device("cpu"))
-    model = HSTU(config, arch, TABLE_DIM, KEYS, num_tasks)
+    model = HSTU(config, arch, TABLE_DIM, SCHEMA, num_tasks)
     set_parameters(model, "init.", num_tasks)
     return model
 
@@ -141,7 +149,7 @@ def set_parameters(module: nn.Module, kind: str, num_tasks: int = 1) -> None:
             parameter[: len(values)] = values
         for name in (*HISTORY, *CONTEXT):
             parameters.pop(f"sparse_arch.rows.embeddings.{name}.weight").copy_(
-                torch.from_numpy(GOLDEN[f"{kind}table.{name}"])
+                torch.from_numpy(GOLDEN[f"{kind}table.{REFERENCE_TABLES.get(name, name)}"])
             )
     assert not parameters
 
@@ -259,7 +267,7 @@ def test_several_candidates_and_tasks_equal_the_reference(attention: Attention) 
 
 def test_initial_weights_are_xaviers() -> None:
     torch.manual_seed(0)
-    model = HSTU(MLPERF, nn.Identity(), 512, KEYS)
+    model = HSTU(MLPERF, nn.Identity(), 512, SCHEMA)
     for part, is_normal in ((model.action, True), (model.item, False), (model.head, False)):
         for layer in (module for module in part.modules() if isinstance(module, nn.Linear)):
             deviation = math.sqrt(2 / (layer.in_features + layer.out_features))
@@ -365,8 +373,6 @@ def test_attention_by_triton_equals_bucketed(dtype: torch.dtype, tolerance: floa
 Parameters = dict[str, Tensor]
 PI = 3.14  # the reference's
 HISTORY_LENGTH, MIN_HISTORY, SCAN, WINDOW_SECONDS, MAX_SEQ_LEN = event_logs.reference()["params"].tolist()
-CONTEXTS = ["user", "user_x_artist", "user_x_album", "user_x_hour", "item_x_hour", "artist_x_hour", "user_x_is_organic"]
-CONTEXTS += ["user_x_artist_x_hour"]
 HEADS, QUERIES, VALUES, LAYERS = 2, 4, 3, 2
 MODEL_KEYS = ["model=hstu", "model.embedding_dim=8", "sequences.hstu.dim=12", "sequences.hstu.num_layers=2"]
 MODEL_KEYS += ["sequences.hstu.num_heads=2", "sequences.hstu.attention_dim=4", "sequences.hstu.hidden_dim=3"]
@@ -411,7 +417,7 @@ def raw_windows() -> list[list[Any]]:
         "candidate_time": "history",
     }
     keys |= {
-        "max_history": MAX_SEQ_LEN - 1 - len(CONTEXTS),
+        "max_history": MAX_SEQ_LEN - 1 - len(CONTEXT),
         "min_history": MIN_HISTORY,
         "window_seconds": WINDOW_SECONDS,
     }
@@ -422,8 +428,8 @@ def raw_windows() -> list[list[Any]]:
 def naive_logit(sample: Any, p: Parameters) -> Tensor:
     """The logit of a sample: ids of contexts, of items and attributes of its history, and its own."""
     ids, event_times, actions, query, _ = sample
-    count, length = len(CONTEXTS), len(event_times)
-    x = [p[name][ids[i][0]] @ p["context_weight"][i] + p["context_bias"][i] for i, name in enumerate(CONTEXTS)]
+    count, length = len(CONTEXT), len(event_times)
+    x = [p[name][ids[i][0]] @ p["context_weight"][i] + p["context_bias"][i] for i, name in enumerate(CONTEXT)]
     tables = ("item", "artist", "album")
     rows = {name: p[name][ids[count + i] + ids[count + 3 + i]] for i, name in enumerate(tables)}
     for place in range(length + 1):
@@ -448,8 +454,8 @@ def naive_logit(sample: Any, p: Parameters) -> Tensor:
     clock = torch.tensor([wave(angle) for angle in angles for wave in (math.cos, math.sin)], dtype=torch.float64)
     user = normed(torch.cat([x[-1], clock]) @ p["user.0.weight"].T + p["user.0.bias"], p, "user.1.", 1e-5)
     item = perceptron(torch.cat([rows[name][-1] for name in tables]), p, "item")
-    hidden = swish((user * item) @ p["head.layers.0.weight"].T + p["head.layers.0.bias"], p, "head.layers.1.norm.")
-    return (hidden @ p["head.layers.2.weight"].T + p["head.layers.2.bias"])[0]
+    hidden = swish((user * item) @ p["head.0.weight"].T + p["head.0.bias"], p, "head.1.norm.")
+    return (hidden @ p["head.2.weight"].T + p["head.2.bias"])[0]
 
 
 def naive_layer(x: list[Tensor], p: Parameters, name: str) -> list[Tensor]:
