@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from common.documents import Json
@@ -63,20 +65,17 @@ def log_settings(config: SyntheticEventsConfig) -> Json:
     return {"version": VERSION, **asdict(config)}
 
 
-def make_log(config: SyntheticEventsConfig, root: Path) -> tuple[Path, Json]:
-    """Write the log and its items' table below `root` as Parquet unless they exist.
+def make_log(config: SyntheticEventsConfig, directory: Path) -> None:
+    """Write the log, its items' table and a record of both as Parquet and JSON, unless they exist.
 
-    Returns the log's path, and the best scores that any model can have on the last day (`bayes_scores`).
+    The record has the best scores that any model can have on the last day (`bayes_scores`).
     """
-    directory, settings = root / RAW_DIRECTORY, log_settings(config)
     log, table, record = (directory / name for name in (LOG, TABLE, RECORD))
     if all(path.exists() for path in (log, table, record)):
         known = json.loads(record.read_bytes())
-        if known["config"] == settings and known["bytes"] == [log.stat().st_size, table.stat().st_size]:
-            return log, known["bayes"]
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+        sizes = [log.stat().st_size, table.stat().st_size]
+        if known["config"] == log_settings(config) and known["bytes"] == sizes:
+            return
     directory.mkdir(parents=True, exist_ok=True)
     # Without its record a log that is cut off by a kill is made again.
     record.unlink(missing_ok=True)
@@ -95,33 +94,30 @@ def make_log(config: SyntheticEventsConfig, root: Path) -> tuple[Path, Json]:
     steps = np.clip(np.rint(probability[is_last_day] * PROBABILITY_STEPS), 1, PROBABILITY_STEPS - 1).astype(np.int64)
     samples = np.bincount(steps, minlength=PROBABILITY_STEPS)
     positives = np.bincount(steps[labels[is_last_day]], minlength=PROBABILITY_STEPS)
-    bayes = bayes_scores(samples, positives)
-    document = {"config": settings, "bytes": [log.stat().st_size, table.stat().st_size], "bayes": bayes}
+    sizes, bayes = [log.stat().st_size, table.stat().st_size], bayes_scores(samples, positives)
+    document = {"config": log_settings(config), "bytes": sizes, "bayes": bayes}
     write_atomically(record, json.dumps(document, indent=1).encode())
-    return log, bayes
 
 
 def figures(data: DataConfig, root: Path) -> Json:
     """Return the manifest's `extra` of a generated log: settings of the events, and the best scores."""
-    config = keys_of_extension(data, SyntheticEventsConfig)
-    return {"bayes": make_log(config, root)[1], data.source_kind.group: log_settings(config)}
+    known = json.loads((root / RAW_DIRECTORY / RECORD).read_bytes())
+    return {"bayes": known["bayes"], data.source_kind.group: known["config"]}
 
 
 def find_log(data: DataConfig, root: Path, work: Path) -> list[Source]:
     """Return the log and its items' table, written below `root` unless they or a finished dataset are there."""
-    config = keys_of_extension(data, SyntheticEventsConfig)
+    config, directory = keys_of_extension(data, SyntheticEventsConfig), root / RAW_DIRECTORY
     if finished := sources_of_generated(data, root, log_settings(config)):
         return finished
-    log, _ = make_log(config, root)
-    return resolve_sources([str(log), str(log.with_name(TABLE))])
+    make_log(config, directory)
+    return resolve_sources([str(directory / LOG), str(directory / TABLE)])
 
 
 def user_events(
     config: SyntheticEventsConfig, world: World, first: int
 ) -> tuple[Json, tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]]:
     """Return the events of a block of users, by user and time, and times, probabilities and labels of its samples."""
-    import pyarrow as pa
-
     rng = np.random.default_rng([config.seed, 1, first])
     users = np.arange(first, min(first + BLOCK_USERS, config.users))
     counts = np.maximum(1, rng.poisson(config.events_per_day * config.days * rng.gamma(2, 0.5, len(users))))
