@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -58,7 +58,7 @@ from data_prep.codec.values import (
     text_values,
     whole_number,
 )
-from data_prep.dataset.format import REMEDY, Count, JsonObject, Manifest, VocabularyFiles, shard_path, verify_shard
+from data_prep.dataset.format import REMEDY, Manifest, shard_path, verify_shard
 from data_prep.dataset.kinds import kind_of
 from data_prep.dataset.options import MAX_NUM_EMBEDDINGS, RULE, Feature, TableRows, parse_rule, to_json
 from data_prep.io import open_array
@@ -95,7 +95,7 @@ class EventSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
     Attributes:
         user, item, time: columns. time_format: as for `datetime.strptime`, or a name of EPOCHS in
-            data_prep/codec/values.py; None: numbers are seconds, text is ISO 8601.
+            data_prep/codec/dates.py; None: numbers are seconds, text is ISO 8601.
         actions: at most MAX_ACTIONS, each with its condition, in the order of their bits.
         label: action that a model predicts. anchors: condition for events that can be samples; {}: all.
         others: further values allowed in a column of `actions`; any other value is refused.
@@ -202,8 +202,7 @@ def load_event_schema(path: Path) -> EventSchema:
         raise UserError(f"{path}: not readable as YAML ({' '.join(str(error).split())})") from error
     if not isinstance(document, dict):
         raise UserError(f"{path}: no keys in it; docs/sequences.md explains them")
-    if isinstance(document.get("time"), dict):
-        time = document["time"]
+    if isinstance(time := document.get("time"), dict):
         if not {"column"} <= set(time) <= {"column", "format"}:
             raise UserError(f"{path}: key time: give a column, or {{column: NAME, format: epoch_ms}}")
         form = time.get("format")
@@ -319,20 +318,9 @@ def verify_events(root: Path, manifest: Manifest) -> None:
     open_events(root, manifest)
 
 
-class EventEncoding(JsonObject):
-    """Encoding of events; its parameters are of `extensions.sequences.preparation`."""
-
-    name: Literal["events"]
-    raw_schema: EventSchema
-    chunk_bytes: Count
-    order: str
-    bits: list[str]
-    vocabulary: dict[Feature, VocabularyFiles]
-
-
 def manifest_fault(document: Manifest) -> str | None:
     """Return the first contradiction in a manifest, or None. Raise ValueError for a value of a wrong type."""
-    schema = convert(document.encoding, EventEncoding, "encoding").raw_schema
+    schema = convert(document.encoding.get("raw_schema"), EventSchema, "encoding.raw_schema")
     if contradiction := schema.fault():
         return f"key 'encoding.raw_schema': {contradiction}"
     if tuple(document.num_embeddings) != schema.tables:
@@ -492,8 +480,6 @@ def _is_empty(values: Any) -> NDArray[np.bool_]:
     """Return a mask of a column's empty fields: null or an empty text."""
     if isinstance(values, list):
         return np.array([value in EMPTY for value in values], np.bool_)
-    is_empty = pc.is_null(values)
-    if is_text(values):
-        is_empty = pc.or_(is_empty, pc.equal(values, "").fill_null(True))
+    is_empty = pc.equal(values.fill_null(""), "") if is_text(values) else values.is_null()
     mask: NDArray[np.bool_] = is_empty.to_numpy(zero_copy_only=False)
     return mask
