@@ -220,10 +220,11 @@ def _launch(ctx: Any, q: Tensor, v: Tensor) -> tuple[tuple[int, ...], tuple[int,
     layout, block = ctx.layout, BLOCK_BYTES // q.element_size()
     queries = [1] * len(layout.lengths) if ctx.candidates_only else layout.lengths
     key_starts, query_starts = ([0, *accumulate(counts)] for counts in (layout.lengths, queries))
-    bounds = layout.compute_once(
-        ("bounds", ctx.candidates_only),
-        lambda: [torch.tensor(values, device=q.device) for values in (key_starts, query_starts)],
-    )
+    # The keys differ from those of buckets, by which the first batch may be computed, too.
+    key = "bounds", ctx.candidates_only
+    if key not in layout.products:
+        layout.products[key] = [torch.tensor(values, device=q.device) for values in (key_starts, query_starts)]
+    bounds = layout.products[key]
     query_grid, key_grid = (
         (len(counts), q.shape[1], triton.cdiv(max(counts), block)) for counts in (queries, layout.lengths)
     )
@@ -235,15 +236,11 @@ def _launch(ctx: Any, q: Tensor, v: Tensor) -> tuple[tuple[int, ...], tuple[int,
         "width": q.shape[2],
         "value_width": v.shape[2],
         "block": block,
-        "columns": _padded_width(q),
-        "value_columns": _padded_width(v),
+        # `tl.arange` needs powers of two.
+        "columns": max(LEAST_DOT, triton.next_power_of_2(q.shape[2])),
+        "value_columns": max(LEAST_DOT, triton.next_power_of_2(v.shape[2])),
         "precision": "interpreted" if INTERPRETED else "tf32" if may_round else "ieee",
         "num_warps": 4 if q.element_size() == 2 else 8,
         "num_stages": 2,
     }
     return query_grid, key_grid, (*bounds, 1 / math.sqrt(q.shape[2]), 1 / layout.divisor), options
-
-
-def _padded_width(values: Tensor) -> int:
-    """Return the columns of a block that holds a head of [T, H, width]: a power of two, as `tl.arange` needs."""
-    return max(LEAST_DOT, triton.next_power_of_2(values.shape[2]))

@@ -17,8 +17,9 @@ and B bags of one id for each candidate table. Copies of another sample pad a ba
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,8 +60,6 @@ from extensions.sequences.events import (
 )
 from extensions.sequences.keys import SequencesConfig
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
 class SequenceLayout:
@@ -71,14 +70,7 @@ class SequenceLayout:
 
     lengths: Sequence[int]
     divisor: float
-    _products: dict[Any, Any] = field(default_factory=dict)  # results of `compute_once`
-
-    def compute_once(self, key: Any, make: Callable[[], T]) -> T:
-        """Return what `make` derives from the layout, computed for the first layer that asks with this key."""
-        if key not in self._products:
-            self._products[key] = make()
-        product: T = self._products[key]
-        return product
+    products: dict[Any, Any] = field(default_factory=dict)  # what the first layer derives for the others, by key
 
 
 @dataclass
@@ -201,55 +193,34 @@ XXH_1, XXH_2, XXH_3, XXH_4, XXH_5 = (
 )
 
 
-class HistoryRule(NamedTuple):
-    """Selection of a history's events: the last `quota` of each kind, a mask of `masks` [kinds] uint8.
-
-    scan_events: number of last events to search. max_history: maximum over all kinds.
-    """
-
-    masks: NDArray[np.uint8]
-    quota: int
-    scan_events: int
-    max_history: int
-
-
-def find_histories(
-    events: EventArrays, anchors: NDArray[np.int64], users: NDArray[np.int64], rule: HistoryRule
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Return the numbers of events [B] in the histories of anchors [B], and the positions [L] of all their events.
-
-    Positions count over all users' events, sample by sample, the oldest event first. users: [B] index of each one's.
-    """
-    bounds = np.maximum(events.offsets[users], anchors - rule.scan_events)
-    # An upper bound for all histories together lets one allocation serve them.
-    room = int(np.minimum(anchors - bounds, rule.max_history).sum())
-    lengths, positions = np.empty(len(anchors), np.int32), np.empty(room, np.int64)
-    return lengths, positions[: _search_backwards(events.flags, anchors, bounds, rule, lengths, positions)]
-
-
 @jit
 def _search_backwards(
     flags: NDArray[np.uint8],
     anchors: NDArray[np.int64],
     bounds: NDArray[np.int64],
-    rule: HistoryRule,
+    masks: NDArray[np.uint8],
+    quota: int,
+    max_history: int,
     lengths: NDArray[np.int32],
     positions: NDArray[np.int64],
 ) -> Int:
-    """Search from each anchor [B] back to its bound [B]; write `lengths` and `positions`, and return those in use."""
-    counts, total = np.zeros(len(rule.masks), np.int64), 0
+    """Search from each anchor [B] back to its bound [B]; write `lengths` and `positions`, and return those in use.
+
+    A history has the last `quota` events of each kind, a mask of `masks`, and at most the last `max_history` of all.
+    """
+    counts, total = np.zeros(len(masks), np.int64), 0
     for sample in range(len(anchors)):
         counts[:] = 0
-        open_kinds, stop, event = len(rule.masks), total, anchors[sample]
+        open_kinds, stop, event = len(masks), total, anchors[sample]
         # Going backwards, the search can end once each kind has its quota.
-        while event > bounds[sample] and open_kinds and stop - total < rule.max_history:
+        while event > bounds[sample] and open_kinds and stop - total < max_history:
             event -= 1
             is_taken = False
-            for k in range(len(rule.masks)):
-                if flags[event] & rule.masks[k] and counts[k] < rule.quota:
+            for k in range(len(masks)):
+                if flags[event] & masks[k] and counts[k] < quota:
                     is_taken = True
                     counts[k] += 1
-                    open_kinds -= counts[k] == rule.quota
+                    open_kinds -= counts[k] == quota
             if is_taken:
                 positions[stop] = event
                 stop += 1
@@ -321,8 +292,8 @@ class EventLog:
         masks = [(1 << actions) - 1]
         if config.history == "interleaved":  # each action is a kind of its own
             masks, quota = [1 << bit for bit in range(actions)], max(1, quota // actions)
-        max_history = min(config.scan_events, room, quota * len(masks))
-        self._rule = HistoryRule(np.array(masks, np.uint8), quota, config.scan_events, max_history)
+        self._masks, self._quota = np.array(masks, np.uint8), quota
+        self._max_history = min(config.scan_events, room, quota * len(masks))
         # A batch may have samples of two windows, whose anchors then stay in memory.
         self.samples = lru_cache(2)(self._samples)
         names = [schema.label, *config.tasks]
@@ -379,13 +350,27 @@ class EventLog:
 
         items, flags: [n] of the candidates; of the flags, FLAG_BIT alone matters.
         """
-        size = max(1, min(MOST_CANDIDATES, PIECE_POSITIONS // (self._rule.max_history + self._other_positions)))
+        size = max(1, min(MOST_CANDIDATES, PIECE_POSITIONS // (self._max_history + self._other_positions)))
         ends, users, times = np.full(size, end), np.full(size, user), np.full(size, time)
         for start in range(0, len(items), size):
             # Padding repeats a candidate: equal shapes add in one order, so a score does not depend on the number.
             rows = np.minimum(np.arange(start, start + size), len(items) - 1)
             batch = self._make_batch(ends, users, items[rows], times, flags[rows], ends)
             yield replace(batch, num_valid=min(size, len(items) - start))
+
+    def _find_histories(
+        self, anchors: NDArray[np.int64], users: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return the numbers of events [B] in the histories of anchors [B], and the positions [L] of all their events.
+
+        Positions count over all users' events, sample by sample, the oldest event first. users: [B] indices.
+        """
+        bounds = np.maximum(self.events.offsets[users], anchors - self.config.scan_events)
+        # An upper bound for all histories together lets one allocation serve them.
+        room = int(np.minimum(anchors - bounds, self._max_history).sum())
+        lengths, positions = np.empty(len(anchors), np.int32), np.empty(room, np.int64)
+        rule = self._masks, self._quota, self._max_history
+        return lengths, positions[: _search_backwards(self.events.flags, anchors, bounds, *rule, lengths, positions)]
 
     def _items(self, positions: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the items of the events at these positions. Raise OwnError for one that is outside its table."""
@@ -410,7 +395,7 @@ class EventLog:
         users: [B] indices. The bits of actions in `flags` are the labels. global_positions: see `batch`.
         """
         events, schema = self.events, self.schema
-        lengths, history = find_histories(events, ends, users, self._rule)
+        lengths, history = self._find_histories(ends, users)
         history_times = events.times[history].astype(np.int64)
         # `take` copies three times as fast as an index of both dimensions.
         history_ids, candidates = (
@@ -451,9 +436,9 @@ class EventLog:
         # The longest history of all processes makes their numbers those of one process.
         if scale == "global_batch" and len(global_positions) > len(lengths):
             users = self.anchors.users_of(global_positions)
-            most = np.minimum(global_positions - self.events.offsets[users], self._rule.max_history)
+            most = np.minimum(global_positions - self.events.offsets[users], self._max_history)
             can_be_longer = most > longest
-            lengths, _ = find_histories(self.events, global_positions[can_be_longer], users[can_be_longer], self._rule)
+            lengths, _ = self._find_histories(global_positions[can_be_longer], users[can_be_longer])
             longest = int(lengths.max(initial=longest))
         return float(longest + self._other_positions)
 
@@ -516,15 +501,14 @@ class EventSplit:
 
         def make(number: int) -> Batch:
             """Return this process's part of a global batch, which may have samples of several windows."""
-            begin = number * global_batch_size
-            window, parts = int(np.searchsorted(starts, begin, "right")) - 1, [np.empty(0, np.int64)]
+            begin, size = number * global_batch_size, global_batch_size // self._world_size
             end = min(begin + global_batch_size, int(starts[-1]))
-            while begin < end:
-                stop = min(end, int(starts[window + 1]))
-                samples = self.log.samples(self.windows[window], key)
-                parts.append(samples[begin - starts[window] : stop - starts[window]])
-                begin, window = stop, window + 1
-            global_positions, size = np.concatenate(parts), global_batch_size // self._world_size
+            parts = [
+                self.log.samples(self.windows[window], key)[max(begin - start, 0) : min(end, stop) - start]
+                for window, (start, stop) in enumerate(pairwise(starts.tolist()))
+                if max(begin, start) < min(end, stop)
+            ]
+            global_positions = np.concatenate(parts)
             return self.log.batch(global_positions[self._rank * size : (self._rank + 1) * size], global_positions, size)
 
         with background_thread("read") as pool:

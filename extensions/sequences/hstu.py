@@ -139,8 +139,9 @@ class _Bucketed(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
         """Return the attention as `attend` does; keep the arguments and the buckets for the backward."""
         ctx.save_for_backward(q, k, v)
-        ctx.layout, make_buckets = layout, lambda: list(_make_buckets(layout, candidates_only, q.device))
-        ctx.buckets = layout.compute_once(("buckets", candidates_only), make_buckets)
+        if candidates_only not in layout.products:
+            layout.products[candidates_only] = list(_make_buckets(layout, candidates_only, q.device))
+        ctx.layout, ctx.buckets = layout, layout.products[candidates_only]
         out = v.new_empty(q.shape[0], *v.shape[1:])
         for bucket in ctx.buckets:
             queries, keys, values = _gather_by_head(bucket, q, k, v)
