@@ -1,7 +1,7 @@
 """Anchors, histories and batches of a log of events; rankings of items for a user.
 
 An anchor is an event with ANCHOR_BIT and at least `min_history` earlier events of its user. Window w holds the anchors
-of `window_seconds` seconds from `origin` + w * window_seconds on; `origin` is the time of the first anchor. Anchors of
+of `window_seconds` seconds that begin at the time of the first anchor + w * window_seconds. Anchors of
 a window are ordered by user, then time, as on disk. All this is a pure function of the dataset, min_history and
 window_seconds; nothing is stored.
 
@@ -111,44 +111,6 @@ class Sequences(Pipelineable):
         return replace(self, times=times, actions=actions, candidate_times=candidate_times)
 
 
-class Anchors:
-    """Anchors by window.
-
-    Attributes:
-        origin: time of the first anchor, in the dataset's seconds.
-        counts: [windows] int64 anchors; the last window has some, others may have none.
-        positives: [windows, MAX_ACTIONS] int64 anchors with each action's bit.
-    """
-
-    def __init__(self, events: EventArrays, min_history: int, window_seconds: int) -> None:
-        """Find the first and last anchor, then count those of each window: two passes over 5 bytes per event."""
-        self._events, self._min_history, self._seconds = events, min_history, window_seconds
-        no_windows = np.zeros(0, np.int64), np.zeros((0, MAX_ACTIONS), np.int64)
-        first, last = _count_anchors(events, min_history, 0, 1, *no_windows)
-        if last < 0:
-            longest = int(np.diff(events.offsets).max(initial=0))
-            raise UserError(
-                f"sequences.min_history={min_history}: no sample has that many events of its user before it; "
-                f"no user has more than {longest}; set sequences.min_history={min(longest // 2, min_history - 1)}"
-            )
-        self.origin = int(first)
-        self.counts = np.zeros((int(last) - self.origin) // window_seconds + 1, np.int64)
-        self.positives = np.zeros((len(self.counts), MAX_ACTIONS), np.int64)
-        _count_anchors(events, min_history, self.origin, window_seconds, self.counts, self.positives)
-
-    def window(self, number: int) -> NDArray[np.int64]:
-        """Return the positions [counts[number]] of a window's anchors among all events, by user, then time."""
-        positions = np.empty(int(self.counts[number]), np.int64)
-        begin = self.origin + number * self._seconds
-        count = _collect_anchors(self._events, self._min_history, begin, begin + self._seconds, positions)
-        assert count == len(positions)
-        return positions
-
-    def users_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the index of the user of each event at `positions`, which count over all users' events."""
-        return np.searchsorted(self._events.offsets, positions, "right") - 1
-
-
 @jit
 def _count_anchors(
     events: EventArrays, min_history: int, origin: int, seconds: int, counts: NDArray[Any], positives: NDArray[Any]
@@ -252,13 +214,14 @@ class EventLog:
     Attributes:
         config: settings of samples and histories.
         features: keys of `sparse_features`, in order.
-        anchors: by window. eval_window: number of the evaluated window.
-        min_history: minimum events of a user before a sample.
+        counts: [windows] int64 anchors; the last window has some, others may have none.
+        positives: [windows, MAX_ACTIONS] int64 anchors with each action's bit.
+        eval_window: number of the evaluated window. min_history: minimum events of a user before a sample.
         events: the arrays on disk.
     """
 
     def __init__(self, root: Path, manifest: Manifest, config: SequencesConfig) -> None:
-        """Open the arrays and count the anchors."""
+        """Open the arrays, and count the anchors: two passes over 5 bytes per event."""
         self._manifest, self.schema = manifest, event_schema(root, manifest)
         schema = self.schema
         self.events, self.config, self._sizes = open_events(root, manifest), config, manifest.num_embeddings
@@ -267,11 +230,21 @@ class EventLog:
         # A mapped file that somebody changes is noticed at each batch, as its checksum is not compared again.
         self._stamps = {path: file_stamp(path) for path in mapped}
         self.min_history = schema.min_history if config.min_history is None else config.min_history
-        self.anchors = Anchors(self.events, self.min_history, config.window_seconds or schema.window_seconds)
-        windows = len(self.anchors.counts)
+        self._seconds = config.window_seconds or schema.window_seconds
+        no_windows = np.zeros(0, np.int64), np.zeros((0, MAX_ACTIONS), np.int64)
+        first, last = _count_anchors(self.events, self.min_history, 0, 1, *no_windows)
+        if last < 0:
+            longest = int(np.diff(self.events.offsets).max(initial=0))
+            raise UserError(
+                f"sequences.min_history={self.min_history}: no sample has that many events of its user before it; "
+                f"no user has more than {longest}; set sequences.min_history={min(longest // 2, self.min_history - 1)}"
+            )
+        self._origin, windows = int(first), (int(last) - int(first)) // self._seconds + 1
+        self.counts, self.positives = np.zeros(windows, np.int64), np.zeros((windows, MAX_ACTIONS), np.int64)
+        _count_anchors(self.events, self.min_history, self._origin, self._seconds, self.counts, self.positives)
         self.eval_window = windows - 1 if config.eval_window is None else config.eval_window
-        if not 0 < self.eval_window < windows or not self.anchors.counts[self.eval_window]:
-            filled = np.flatnonzero(self.anchors.counts)
+        if not 0 < self.eval_window < windows or not self.counts[self.eval_window]:
+            filled = np.flatnonzero(self.counts)
             remedy = "set a smaller sequences.window_seconds"
             if len(filled) > 1:
                 remedy = f"choose one of {filled[1:][-3:].tolist()}"
@@ -307,7 +280,7 @@ class EventLog:
     def split(self, name: str, rank: int, world_size: int) -> "EventSplit":
         """Return a split as process `rank` of `world_size` reads it."""
         require_window(self._manifest, name)
-        end, counts = self.eval_window, self.anchors.counts
+        end, counts = self.eval_window, self.counts
         if name != TRAIN:
             return EventSplit(self, range(end, end + 1), rank, world_size)
         short = int((np.diff(self.events.offsets) <= self.min_history).sum())
@@ -319,9 +292,21 @@ class EventLog:
         )
         return EventSplit(self, range(end), rank, world_size)
 
+    def window(self, number: int) -> NDArray[np.int64]:
+        """Return the positions [counts[number]] of a window's anchors among all events, by user, then time."""
+        positions = np.empty(int(self.counts[number]), np.int64)
+        begin = self._origin + number * self._seconds
+        count = _collect_anchors(self.events, self.min_history, begin, begin + self._seconds, positions)
+        assert count == len(positions)
+        return positions
+
+    def users_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the index of the user of each event at `positions`, which count over all users' events."""
+        return np.searchsorted(self.events.offsets, positions, "right") - 1
+
     def _samples(self, number: int, key: tuple[int, int] | None) -> NDArray[np.int64]:
         """Return the positions of a window's samples by user and time, or shuffled by a key: seed and epoch."""
-        positions = self.anchors.window(number)
+        positions = self.window(number)
         # The window's number is in the key, so a resumed run need not shuffle the windows before.
         return positions if key is None else np.random.default_rng([*key, number]).permutation(positions)
 
@@ -337,7 +322,7 @@ class EventLog:
         # The last sample of all is this process's own, unless it has none.
         padded = np.append(positions, np.full(size - len(positions), global_positions[-1]))
         times, flags = self.events.times[padded].astype(np.int64), np.asarray(self.events.flags[padded])
-        users = self.anchors.users_of(padded)
+        users = self.users_of(padded)
         batch = self._make_batch(padded, users, self._items(padded), times, flags, global_positions)
         return replace(batch, num_valid=len(positions))
 
@@ -435,7 +420,7 @@ class EventLog:
             return float(self.config.hstu.max_seq_len)
         # The longest history of all processes makes their numbers those of one process.
         if scale == "global_batch" and len(global_positions) > len(lengths):
-            users = self.anchors.users_of(global_positions)
+            users = self.users_of(global_positions)
             most = np.minimum(global_positions - self.events.offsets[users], self._max_history)
             can_be_longer = most > longest
             lengths, _ = self._find_histories(global_positions[can_be_longer], users[can_be_longer])
@@ -467,13 +452,13 @@ class EventSplit:
     def positives(self) -> dict[str, int]:
         """Return the number of samples with each action."""
         # The counts have MAX_ACTIONS columns, of which the schema's actions are the first.
-        counts = self.log.anchors.positives[self.windows.start : self.windows.stop].sum(axis=0)
+        counts = self.log.positives[self.windows.start : self.windows.stop].sum(axis=0)
         return dict(zip(self.log.schema.actions, counts.tolist(), strict=False))
 
     @property
     def _counts(self) -> NDArray[np.int64]:
         """Return the number of samples in each window of the split, [windows]."""
-        return self.log.anchors.counts[self.windows.start : self.windows.stop]
+        return self.log.counts[self.windows.start : self.windows.stop]
 
     def num_batches(self, global_batch_size: int) -> int:
         """Return the number of whole global batches in an epoch; a last incomplete one is not trained on."""
@@ -637,8 +622,7 @@ def _find_history(config: RecommendConfig, event_log: EventLog, candidates: NewR
         raise UserError(f"user={user}: not in the log; give one of its users, as in its column {column}")
     index = int(indices[0])
     start, stop = arrays.offsets[index : index + 2].tolist()
-    last_events = arrays.offsets[1:][np.diff(arrays.offsets) > 0] - 1
-    time = int(arrays.times[last_events].max()) if config.time is None else config.time
+    time = int(arrays.times[arrays.offsets[1:] - 1].max()) if config.time is None else config.time
     end = stop if config.time is None else start + int(np.searchsorted(arrays.times[start:stop], time, "left"))
     if end - start < event_log.min_history:
         raise UserError(

@@ -133,11 +133,11 @@ def test_items_are_ranked_as_evaluation_scores_each_alone(
     reader = this.split("val")
     assert isinstance(reader, EventSplit)
     alone = this.score(reader.eval_batches(1)).logits
-    positions, events = reader.log.anchors.window(reader.log.eval_window), reader.log.events
+    positions, events = reader.log.window(reader.log.eval_window), reader.log.events
     names = {text_key(text): text for text in [f"{kind} {i}" for kind in ("user", "film") for i in range(30)]}
     names |= {number: str(number) for number in range(200)}
     keys = np.load(run.root / "vocab/item.npy")
-    users = reader.log.anchors.users_of(positions)
+    users = reader.log.users_of(positions)
     indices = [i for i in range(len(positions)) if events.times[positions[i] - 1] < events.times[positions[i]]][-2:]
     for i in indices:
         promoted = int(events.flags[positions[i]] & 128 > 0)
@@ -195,7 +195,7 @@ def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, 
     reader = this.split("train")
     assert isinstance(reader, EventSplit)
     batch = next(reader.train_batches(32, 0, 0, 0))
-    flags = torch.from_numpy(reader.log.events.flags[reader.log.anchors.window(0)[:32]])
+    flags = torch.from_numpy(reader.log.events.flags[reader.log.window(0)[:32]])
     bits = [1 << list(reader.log.schema.actions).index(name) for name in ("listen_plus", "skip", "like")]
     bce, forward = torch.nn.functional.binary_cross_entropy_with_logits, this.forward(batch)
     parts = [bce(forward[:, task], (flags & bit > 0).float()) for task, bit in enumerate(bits)]

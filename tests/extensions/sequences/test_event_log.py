@@ -84,7 +84,7 @@ def collated(z: dict[str, NDArray[Any]], name: str) -> list[tuple[Any, ...]]:
 )
 def test_samples_equal_the_reference_s(root: Path, name: str, changes: dict[str, Any]) -> None:
     z, split = reference(), reader(root, **changes)
-    windows = [split.log.anchors.window(window) for window in range(len(split.log.anchors.counts))]
+    windows = [split.log.window(window) for window in range(len(split.log.counts))]
     positions = z["m0_positions" if name == "m0" else "positions"]
     expected = dict(zip(positions.tolist(), collated(z, name), strict=True))
     assert np.sort(np.concatenate(windows)).tolist() == positions.tolist()
@@ -123,7 +123,7 @@ def test_order_begins_anywhere(root: Path) -> None:
 
 
 def test_rests_of_windows_are_carried_or_dropped(root: Path) -> None:
-    counts = reader(root).log.anchors.counts[:-1]
+    counts = reader(root).log.counts[:-1]
     assert reader(root).num_batches(50) == counts.sum() // 50 == 3
     assert reader(root, rest="drop").num_batches(50) == (counts // 50).sum() == 3
     assert reader(root, rest="drop").num_batches(70) == 2
