@@ -176,22 +176,13 @@ class EventSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
             return f"others: {sorted(unknown)} are not columns of actions"
         return None
 
-    def to_manifest(self) -> Json:
-        """Convert to plain values, as JSON returns them, for the manifest's `raw_schema`."""
-        return to_json(self)
-
-    @classmethod
-    def from_manifest(cls, entry: Json) -> "EventSchema":
-        """Build from the form of `to_manifest`."""
-        return msgspec.convert(entry, cls)
-
 
 MAX_ID = MAX_NUM_EMBEDDINGS - 2  # an id is an int32, and its table has one row more
 
 
 def schema_of_yambda() -> Json:
     """Return the schema of Yambda's events in a manifest's form."""
-    return load_event_schema(schema_path("yambda")).to_manifest()
+    return to_json(load_event_schema(schema_path("yambda")))
 
 
 def load_event_schema(path: Path) -> EventSchema:
@@ -258,7 +249,7 @@ class EventArrays(NamedTuple):
 def event_schema(root: Path, manifest: Manifest) -> EventSchema:
     """Return the schema of a dataset of events."""
     manifest.require_kind(root, kind_of(EVENTS))
-    return EventSchema.from_manifest(manifest.encoding["raw_schema"])
+    return msgspec.convert(manifest.encoding["raw_schema"], EventSchema)
 
 
 def open_events(root: Path, manifest: Manifest) -> EventArrays:
@@ -341,10 +332,6 @@ class EventBlock(NamedTuple):
     items: NDArray[np.int64]
     times: NDArray[np.int64]
     flags: NDArray[np.uint8]
-
-    def take(self, rows: Any) -> "EventBlock":
-        """Select events by a slice, a mask or their numbers."""
-        return EventBlock(self.users[rows], self.items[rows], self.times[rows], self.flags[rows])
 
 
 def plan_event_chunks(source: Source, chunk_bytes: int) -> list[Chunk]:

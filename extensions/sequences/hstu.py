@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -263,8 +264,7 @@ class EventArch(TableArch):
 
 def schema_of(features: Features) -> EventSchema:
     """Return the schema of a dataset of events."""
-    assert isinstance(features.schema, dict)
-    return EventSchema.from_manifest(features.schema)
+    return msgspec.convert(features.schema, EventSchema)
 
 
 def tables_of_events(config: AppConfig, features: Features) -> EventArch:
@@ -297,27 +297,6 @@ def perceptron(num_in: int, hidden: int, num_out: int) -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(num_in, hidden), SwishNorm(hidden), nn.Linear(hidden, num_out), nn.LayerNorm(num_out, eps=EPSILON)
     )
-
-
-class ActionEncoder(nn.Module):
-    """Vectors of all combinations of actions: a learned row for each action that is set, zeros for the others.
-
-    There are few combinations, so what follows is computed once for each of them, not for each event.
-    """
-
-    is_set: Tensor
-
-    def __init__(self, num_actions: int, dim: int) -> None:
-        """num_actions: kinds of actions, a bit each. dim: width of the row of one kind."""
-        super().__init__()
-        self.rows = nn.Parameter(torch.empty(num_actions, dim).normal_(std=0.1))
-        self.candidate = nn.Parameter(torch.empty(1, num_actions * dim).normal_(std=0.1))
-        bits = 1 << torch.arange(num_actions)
-        self.register_buffer("is_set", (torch.arange(1 << num_actions).unsqueeze(1) & bits) > 0, persistent=False)
-
-    def forward(self) -> Tensor:
-        """Return [2**num_actions + 1, num_actions * dim] by action bits; the last row is for candidates."""
-        return torch.cat([(self.is_set.unsqueeze(2) * self.rows).flatten(1), self.candidate])
 
 
 class HSTULayer(nn.Module):
@@ -362,6 +341,8 @@ class HSTU(nn.Module):
     sparse_arch: the tables.
     """
 
+    is_set: Tensor
+
     def __init__(
         self, config: HSTUConfig, sparse_arch: nn.Module, embedding_dim: int, schema: EventSchema, num_tasks: int = 1
     ) -> None:
@@ -372,8 +353,14 @@ class HSTU(nn.Module):
         self.attributes = (
             perceptron(num_attributes * embedding_dim, config.preprocessor_dim, dim) if num_attributes else None
         )
-        self.actions = ActionEncoder(len(schema.actions), config.action_dim)
-        self.action = perceptron(len(schema.actions) * config.action_dim, config.preprocessor_dim, dim)
+        # Each kind of action has a learned row, and a candidate one for all, as its action is to be predicted.
+        num_actions, self.actions = len(schema.actions), nn.ParameterDict()
+        self.actions["rows"] = nn.Parameter(torch.empty(num_actions, config.action_dim).normal_(std=0.1))
+        self.actions["candidate"] = nn.Parameter(torch.empty(1, num_actions * config.action_dim).normal_(std=0.1))
+        # [2**num_actions, num_actions]: the kinds that each combination of bits sets.
+        is_set = (torch.arange(1 << num_actions).unsqueeze(1) & 1 << torch.arange(num_actions)) > 0
+        self.register_buffer("is_set", is_set, persistent=False)
+        self.action = perceptron(num_actions * config.action_dim, config.preprocessor_dim, dim)
         self.context_weight = nn.Parameter(
             torch.empty(num_context, embedding_dim, dim).normal_(std=math.sqrt(2 / (embedding_dim + dim)))
         )
@@ -445,8 +432,7 @@ class HSTU(nn.Module):
         """Return vectors [T, G] of all positions, and the places [B] of candidates among them.
 
         A position's vector is the sum of its content, of a vector for its number (see `_arrange_positions`) and of one
-        for its age, the square root of the minutes before its sample's candidate. Candidates have an action's row of
-        their own, as their action is to be predicted.
+        for its age, the square root of the minutes before its sample's candidate.
 
         rows: [B, D] of a context key or a candidate's, [E, D] of a history's.
         """
@@ -460,10 +446,12 @@ class HSTU(nn.Module):
         x = self.content(events[0])
         if self.attributes is not None:
             x = x + self.attributes(torch.cat(events[1:], dim=1))
-        # The last row is for candidates.
-        last_row, samples = len(self.actions.is_set), len(sequences.candidate_times)
-        action_rows = nn.functional.pad(sequences.actions.long(), (0, samples), value=last_row)
-        x = x + nn.functional.embedding(action_rows, self.action(self.actions()))
+        # There are few combinations of actions, so each is computed once, not for each event; candidates have the last.
+        combinations = (self.is_set.unsqueeze(2) * self.actions["rows"]).flatten(1)
+        action_vectors = self.action(torch.cat([combinations, self.actions["candidate"]]))
+        samples, last = len(sequences.candidate_times), len(self.is_set)
+        action_rows = nn.functional.pad(sequences.actions.long(), (0, samples), value=last)
+        x = x + nn.functional.embedding(action_rows, action_vectors)
 
         arranged = _arrange_positions(num_context, torch.tensor(sequences.history_lengths))
         order, candidates, distance = (part.to(device) for part in arranged)
@@ -505,13 +493,13 @@ def _arrange_positions(num_context: int, histories: Tensor) -> tuple[Tensor, Ten
 def build_hstu(config: AppConfig, tables: EventArch, features: Features) -> HSTU:
     """Build HSTU around its tables."""
     keys = keys_of_extension(config, SequencesConfig)
-    return HSTU(keys.hstu, tables, config.model.embedding_dim, schema_of(features), keys.num_tasks)
+    return HSTU(keys.hstu, tables, config.model.embedding_dim, schema_of(features), 1 + len(keys.tasks))
 
 
 def loss_factor(config: AppConfig) -> float:
     """Return the factor of the mean loss over samples and tasks, since losses of tasks are added."""
     keys = keys_of_extension(config, SequencesConfig)
-    return keys.hstu.loss_weight * keys.num_tasks
+    return keys.hstu.loss_weight * (1 + len(keys.tasks))
 
 
 def bag_sizes(config: AppConfig, features: Features) -> dict[str, float]:

@@ -78,11 +78,6 @@ class SequencesConfig:
 
     hstu: HSTUConfig = field(default_factory=HSTUConfig)
 
-    @property
-    def num_tasks(self) -> int:
-        """Return the model's number of outputs: the label and `tasks`."""
-        return 1 + len(self.tasks)
-
 
 @dataclass(frozen=True)
 class SyntheticEventsConfig:

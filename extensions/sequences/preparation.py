@@ -34,6 +34,7 @@ from data_prep.config import (
     unused_key_faults,
 )
 from data_prep.dataset.format import Manifest, Shard, Split, shard_path
+from data_prep.dataset.options import to_json
 from data_prep.executor import Counters, Executor, open_executor, start_fork_server
 from data_prep.io import ArrayWriter, open_array, write_array
 from data_prep.job import (
@@ -196,7 +197,7 @@ def merge_users(plan: MergePlan, stem: Path, first: int, last: int, counters: Co
     # Runs lie in the order of the input, and the sort is stable, so ties keep that order.
     order, total = np.lexsort((columns.times, columns.users)), len(columns.users)
     order = order[(columns.times[order] >= plan.begin) & (columns.times[order] < plan.end)]
-    users, items, times, flags = columns.take(order)
+    users, items, times, flags = (column[order] for column in columns)
     # Otherwise memory would hold the events of the task twice.
     del columns, order
     if schema.renumber:
@@ -282,7 +283,7 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
         parameters = {"name": EVENTS, "chunk_bytes": chunk_size(data), "order": order, "bits": list(schema.actions)}
         # Chunks of another size give the same dataset.
         compared = {key: value for key, value in parameters.items() if key != "chunk_bytes"}
-        finished = find_finished(root, compared, schema.to_manifest(), all_sources, data)
+        finished = find_finished(root, compared, to_json(schema), all_sources, data)
         if finished is not None:
             return finished
         refuse_foreign_files(root, work, [Path(source.path) for source in all_sources])
@@ -290,7 +291,7 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
             check_columns(source, schema.columns, schema.delimiter, str(path))
         for name, attribute in schema.attributes.items():
             check_columns(tables[name], (attribute.item, attribute.column), schema.delimiter, str(path))
-        parameters |= {"raw_schema": schema.to_manifest()}
+        parameters |= {"raw_schema": to_json(schema)}
         directory = job_directory(work, parameters, all_sources)
         begin_or_resume(directory)
         # A quarter of the budget may hold keys; one takes 64 bytes while all are counted or an attribute is read.
