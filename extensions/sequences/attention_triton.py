@@ -24,12 +24,6 @@ LEAST_DOT = 16  # smallest rows and columns for `tl.dot`
 BLOCK_BYTES = 128  # a block's positions, one value each; with heads of 128 it fits the local memory of every GPU
 
 
-def attend_triton(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
-    """Attend like `attend`, on a GPU or in Triton's interpreter; all inputs are float32, float16 or bfloat16."""
-    out: Tensor = _Attention.apply(q, k, v, layout, candidates_only)
-    return out
-
-
 @triton.jit
 def _load_bounds(key_starts, query_starts, candidates_only: constexpr):
     """Return a program's sequence: the first row and the row past the last of its keys, the same of its queries.
@@ -185,8 +179,11 @@ def _key_and_value_gradients(
     tl.store(grad_v_at + value_places, grad_v * factor, mask=value_mask)
 
 
-class _Attention(torch.autograd.Function):
-    """Launches the kernels. The backward computes scores again instead of storing them."""
+class TritonAttention(torch.autograd.Function):
+    """Launches the kernels, on a GPU or in Triton's interpreter; all inputs are float32, float16 or bfloat16.
+
+    The backward computes scores again instead of storing them.
+    """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:

@@ -381,17 +381,15 @@ def parse_events(batch: RawRows, schema: EventSchema) -> EventBlock:
     def meets(column: str, value: Values | str) -> NDArray[np.bool_]:
         """Return a mask [rows] of the fields that have one of some texts, or that meet a rule on numbers."""
         if not isinstance(value, str):
-            expected = set(map(compared_text, value))
-            return np.array([text in expected for text in texts[column].values], np.bool_)[texts[column].codes]
+            return np.isin(texts[column].values, [*map(compared_text, value)])[texts[column].codes]
         values = batch.columns[column]
         numbers = numbers_of(values, NUMBERS, batch.locator_of(column), 0.0, np.inf)
         return meets_rule(values, numbers, parse_rule(value), NUMBERS) & ~_is_empty(values)
 
     flags = np.zeros(len(users), np.uint8)
     for bit, condition in enumerate(conditions):
-        is_met = np.ones(batch.rows, np.bool_)  # an event must meet all of a condition, and all events meet {}
-        for column, value in condition.items():
-            is_met &= meets(column, value)
+        # An event must meet all of a condition, and all events meet {}.
+        is_met = np.logical_and.reduce([np.ones(batch.rows, np.bool_), *map(meets, condition, condition.values())])
         flags[is_met] |= np.uint8(1 << bit if bit < len(schema.actions) else ANCHOR_BIT)
     if schema.flag is not None:
         flags[truths_of(batch.columns[schema.flag], batch.locator_of(schema.flag), np.nan)] |= np.uint8(FLAG_BIT)

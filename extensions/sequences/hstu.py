@@ -52,7 +52,8 @@ def attend(
         if kind not in _AGREES:
             _AGREES[kind] = _kernels_agree(*arguments)
         takes_kernels = _AGREES[kind]
-    return attend_by_triton(*arguments) if takes_kernels else attend_bucketed(*arguments)
+    out: Tensor = attend_by_triton(*arguments) if takes_kernels else BucketedAttention.apply(*arguments)
+    return out
 
 
 # Whether Triton's kernels are right, by type and widths of their arguments: each kind is compared once in a process.
@@ -65,10 +66,10 @@ def prefers_triton(device: torch.device) -> bool:
 
 
 def _kernels_agree(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> bool:
-    """Return whether Triton's kernels run here and agree with `attend_bucketed`; log why they do not."""
+    """Return whether Triton's kernels run here and agree with `BucketedAttention`; log why they do not."""
     fault, arguments = "", (q, k, v, layout, candidates_only)
     with torch.no_grad():
-        expected = attend_bucketed(*arguments).float()
+        expected = BucketedAttention.apply(*arguments).float()
         try:
             difference = float((attend_by_triton(*arguments).float() - expected).norm())
             # fp32 products may be in TF32, whose rounding is that of 11 bits.
@@ -83,14 +84,9 @@ def _kernels_agree(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, cand
 
 def attend_by_triton(*arguments: Any) -> Tensor:
     """Attend by kernels for GPUs."""
-    from extensions.sequences.attention_triton import attend_triton  # Triton comes only with torch for GPUs
+    from extensions.sequences.attention_triton import TritonAttention  # Triton comes only with torch for GPUs
 
-    return attend_triton(*arguments)
-
-
-def attend_bucketed(*arguments: Any) -> Tensor:
-    """Attend over sequences of similar length, a few queries at a time, in bounded memory for any lengths."""
-    out: Tensor = _Bucketed.apply(*arguments)
+    out: Tensor = TritonAttention.apply(*arguments)
     return out
 
 
@@ -130,8 +126,10 @@ def _make_buckets(layout: SequenceLayout, candidates_only: bool, device: torch.d
         yield _Bucket(*(part.to(device) for part in (positions, rows, slots, key_slots, stop - 1)))
 
 
-class _Bucketed(torch.autograd.Function):
-    """Attention by buckets and chunks of queries. The backward computes scores again instead of storing them.
+class BucketedAttention(torch.autograd.Function):
+    """Attention over sequences of similar length, a few queries at a time, in bounded memory for any lengths.
+
+    The backward computes scores again instead of storing them.
 
     Padded queries, keys and values are [b * H, m or n, width].
     """

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -172,38 +172,35 @@ class MergeRecord:
     files: dict[str, FileDigest] = field(default_factory=dict)
 
 
-class MergePlan(NamedTuple):
-    """What merges all users' events: paths of the sorted runs, without their endings, in the order of the input.
-
-    begin, end: period to keep, in microseconds; `end` is excluded. table_rows: rows of the items' table; an id from
-    there on becomes 0.
-    """
-
-    job: EventJob
-    runs: tuple[str, ...]
-    begin: int
-    end: int
-    table_rows: int
-
-
-def merge_users(plan: MergePlan, stem: Path, first: int, last: int, counters: Counters) -> MergeRecord:
+def merge_users(
+    job: EventJob,
+    runs: tuple[str, ...],
+    period: tuple[int, int],
+    table_rows: int,
+    stem: Path,
+    first: int,
+    last: int,
+    counters: Counters,
+) -> MergeRecord:
     """Write the events of the users with keys from `first` to `last`, both included, out of all runs.
 
-    stem: common prefix of the paths of the files.
+    runs: paths of the sorted runs, without their endings, in the order of the input. period: begin and end (excluded)
+    of the events to keep, in microseconds. table_rows: rows of the items' table; an id from there on becomes 0. stem:
+    common prefix of the paths of the files.
     """
-    columns, schema = _read_runs(plan.runs, first, last), plan.job.schema
+    columns, schema = _read_runs(runs, first, last), job.schema
     # Counting nothing lets a job that was asked to stop end before the sort.
     counters.add(0)
     # Runs lie in the order of the input, and the sort is stable, so ties keep that order.
     order, total = np.lexsort((columns.times, columns.users)), len(columns.users)
-    order = order[(columns.times[order] >= plan.begin) & (columns.times[order] < plan.end)]
+    order = order[(columns.times[order] >= period[0]) & (columns.times[order] < period[1])]
     users, items, times, flags = (column[order] for column in columns)
     # Otherwise memory would hold the events of the task twice.
     del columns, order
     if schema.renumber:
         # Key i has the id i + 1; id 0 means an unknown item.
-        items = np.searchsorted(np.load(plan.job.work / ITEM_KEYS), items) + 1
-    outside = items >= plan.table_rows
+        items = np.searchsorted(np.load(job.work / ITEM_KEYS), items) + 1
+    outside = items >= table_rows
     ids = np.where(outside, 0, items).astype(np.int32)
     keys, counts = np.unique(users, return_counts=True)  # without users that have no event in the period
     offsets = offsets_of(counts)
@@ -445,7 +442,6 @@ def _load_attribute(
     """
     schema, attribute = job.schema, job.schema.attributes[name]
     values, has_attribute = np.zeros(num_items, np.int64), np.zeros(num_items, np.bool_)
-
     columns = (attribute.item, attribute.column)
     for chunk in plan_event_chunks(job.tables[name], job.chunk_bytes):
         for batch, _ in event_batches(job.tables[name], chunk, columns, schema.delimiter):
@@ -499,14 +495,14 @@ def _plan_merge(
     if schema.drop_last_seconds:
         end = last_time - schema.drop_last_seconds * SECOND
     begin = 0 if schema.keep_seconds is None else max(0, end - schema.keep_seconds * SECOND)
-    plan, tasks = MergePlan(job, runs, begin, end, table_rows), list[ResumableTask[MergeRecord]]()
+    merge, tasks = partial(merge_users, job, runs, (begin, end), table_rows), list[ResumableTask[MergeRecord]]()
     offsets, start = offsets_of(counts), 0
     while start < len(users):
         # A user is never divided between tasks, as a history needs all of the user's events.
         stop = max(start + 1, int(np.searchsorted(offsets, offsets[start] + job.events_per_run, "right")) - 1)
         stem, events = job.work / CHUNKS_DIRECTORY / f"users-{len(tasks):05d}", int(offsets[stop] - offsets[start])
-        merge = partial(merge_users, plan, stem, int(users[start]), int(users[stop - 1]))
-        tasks.append(ResumableTask("merged", stem, MergeRecord, (events * EVENT_BYTES, events), merge))
+        do = partial(merge, stem, int(users[start]), int(users[stop - 1]))
+        tasks.append(ResumableTask("merged", stem, MergeRecord, (events * EVENT_BYTES, events), do))
         start = stop
     return tasks
 
