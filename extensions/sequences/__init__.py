@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from app.config.kinds import ModelKind, ModelParts, PublishedTables
-from common.extensions import Core, KeyGroup, ReadyMadeValues, later
+from common.extensions import Core, KeyGroup, ReadyMadeValues, keys_of_extension, later
 from data_prep.dataset.kinds import DatasetKind, NamedSource, SourceKind
 from extensions.sequences.keys import SequencesConfig, SyntheticEventsConfig, refuse_without_model
 
@@ -88,7 +88,7 @@ def model_parts() -> ModelParts:
         model=hstu.build_hstu,
         open_splits=event_log.open_log,
         bag_sizes=hstu.bag_sizes,
-        tasks=event_log.tasks,
+        tasks=lambda config: keys_of_extension(config, keys.SequencesConfig).tasks,
         loss_factor=hstu.loss_factor,
         require_device=keys.require_device,
         require_labels=event_log.refuse_one_class,

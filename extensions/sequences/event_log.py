@@ -518,18 +518,13 @@ def open_log(root: Path, manifest: Manifest, config: AppConfig) -> EventLog:
     return EventLog(root, manifest, keys_of_extension(config, SequencesConfig))
 
 
-def tasks(config: AppConfig) -> list[str]:
-    """Return the actions to learn besides the log's label."""
-    return keys_of_extension(config, SequencesConfig).tasks
-
-
 def refuse_one_class(config: AppConfig, root: Path, split: Split) -> None:
     """Refuse to train on events if the samples' label, or a task's, has one class."""
     assert isinstance(split, EventSplit)
     if config.data.allow_degenerate:
         return
     rows, positives = split.rows, split.positives
-    for action in (split.log.schema.label, *tasks(config)):
+    for action in (split.log.schema.label, *split.log.config.tasks):
         if positives[action] in (0, rows):
             share = "each" if positives[action] else "none"
             counts = ", ".join(f"{name} ({count:,})" for name, count in positives.items())

@@ -8,7 +8,6 @@ users of a task.
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -354,7 +353,7 @@ def _run_stages(
         figures: dict[str, Any] = {key: sum(each.counts[key] for each in merged) for key in merged[0].counts}
         _refuse_useless(job, events, figures, data.allow_degenerate)
         with executor.stage("join", events * PIECE_BYTES):
-            shard, missing = _join(job, [task.stem for task in merge_tasks], events, figures["users"], masks, executor)
+            shard, missing = _join(job, [task.stem for task in merge_tasks], events, masks, executor)
         figures["peak_memory_bytes"] = executor.peak_bytes
     if schema.renumber:
         num_embeddings[USER] = figures["users"] + 1
@@ -530,29 +529,27 @@ def _refuse_useless(job: EventJob, events: int, figures: dict[str, int], allows_
 
 
 def _join(
-    job: EventJob, stems: list[Path], events: int, users: int, masks: list[NDArray[np.bool_]], executor: Executor
+    job: EventJob, stems: list[Path], events: int, masks: list[NDArray[np.bool_]], executor: Executor
 ) -> tuple[Shard, list[int]]:
     """Write the merged events one after another; return the shard, and how many events lack each attribute.
 
-    events, users: numbers over all tasks. masks: for each attribute [items], whether an item has it.
+    events: number over all tasks. masks: for each attribute [items], whether an item has it.
     """
-    rows = {"users": users, "offsets": users + 1, "items": events, "times": events, "flags": events}
-    missing, offset = [0] * len(masks), 0
-    with ExitStack() as stack:
-        writers = {
-            kind: stack.enter_context(ArrayWriter(job.work / f"{kind}.npy", EVENT_DTYPES[kind], None, count))
-            for kind, count in rows.items()
-        }
-        writers["offsets"].append(np.zeros(1, np.int64))
-        for stem in stems:
-            arrays = {kind: open_array(path_of(stem, f"{kind}.npy")) for kind in rows}
-            for kind, array in arrays.items():
-                writers[kind].append(array[1:] + offset if kind == "offsets" else array)
-            items = arrays["items"]
-            missing = [count + int((~mask[items]).sum()) for count, mask in zip(missing, masks, strict=True)]
-            offset += len(items)
-            executor.counters.add(len(items) * PIECE_BYTES, len(items))
-        return Shard(SHARD_NAME, events, {kind: writer.close() for kind, writer in writers.items()}), missing
+    # Offsets count over all users, so they are made anew from the users' numbers of events.
+    offsets = offsets_of(np.concatenate([np.diff(open_array(path_of(stem, "offsets.npy"))) for stem in stems]))
+    files, missing = {}, [0] * len(masks)
+    rows = {"users": len(offsets) - 1, "offsets": len(offsets)}
+    for kind, dtype in EVENT_DTYPES.items():
+        # Each piece is mapped when it is copied, so that memory holds one at a time.
+        pieces = (open_array(path_of(stem, f"{kind}.npy")) for stem in stems)
+        with ArrayWriter(job.work / f"{kind}.npy", dtype, None, rows.get(kind, events)) as writer:
+            for array in pieces if kind != "offsets" else [offsets]:
+                writer.append(array)
+                executor.counters.add(array.nbytes)
+                if kind == "items":
+                    missing = [count + int((~mask[array]).sum()) for count, mask in zip(missing, masks, strict=True)]
+            files[kind] = writer.close()
+    return Shard(SHARD_NAME, events, files), missing
 
 
 def _summary_lines(manifest: Manifest, schema: EventSchema) -> Iterator[str]:
