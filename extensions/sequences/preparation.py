@@ -22,6 +22,7 @@ from common.extensions import load
 from common.files import Crc32, FileDigest, Need, require_room
 from common.keys import refuse
 from common.machine import keep_freed_memory, usable_cpus
+from data_prep import job as jobs
 from data_prep.codec.convert import excerpt, to_list
 from data_prep.codec.values import SECOND, offsets_of
 from data_prep.config import (
@@ -36,20 +37,7 @@ from data_prep.dataset.format import Manifest, Shard, Split, shard_path
 from data_prep.dataset.options import to_json
 from data_prep.executor import Counters, Executor, open_executor, start_fork_server
 from data_prep.io import ArrayWriter, open_array, write_array
-from data_prep.job import (
-    CHUNKS_DIRECTORY,
-    WORKER_BYTES,
-    ResumableTask,
-    begin_or_resume,
-    claim_work,
-    find_finished,
-    find_sources,
-    job_directory,
-    limit_workers,
-    path_of,
-    publish,
-    refuse_foreign_files,
-)
+from data_prep.job import CHUNKS_DIRECTORY, WORKER_BYTES, ResumableTask, begin_or_resume, path_of
 from data_prep.parsing.table import Chunk, schema_path
 from data_prep.sources.download import find_or_download, source_sums
 from data_prep.sources.files import PUBLISHED, Source, note_times, refuse_same, resolve_sources
@@ -265,8 +253,8 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
     refuse(unused_key_faults(data, used, "on a log of events, or beside data.source"))
     path = schema_path(str(data.schema))
     schema = load_event_schema(path)
-    with claim_work(root) as work:
-        sources = find_sources(data, root, work)
+    with jobs.claim_work(root) as work:
+        sources = jobs.find_sources(data, root, work)
         # The user's files are all of the log; of a source that makes or downloads files, the first is the log.
         logs, others = (sources, []) if data.source_kind.makes is None else (sources[:1], sources[1:])
         downloads, tables = {source.name: source for source in others}, dict[str, Source]()
@@ -279,16 +267,16 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
         parameters = {"name": EVENTS, "chunk_bytes": chunk_size(data), "order": order, "bits": list(schema.actions)}
         # Chunks of another size give the same dataset.
         compared = {key: value for key, value in parameters.items() if key != "chunk_bytes"}
-        finished = find_finished(root, compared, to_json(schema), all_sources, data)
+        finished = jobs.find_finished(root, compared, to_json(schema), all_sources, data)
         if finished is not None:
             return finished
-        refuse_foreign_files(root, work, [Path(source.path) for source in all_sources])
+        jobs.refuse_foreign_files(root, work, [Path(source.path) for source in all_sources])
         for source in logs:
             check_columns(source, schema.columns, schema.delimiter, str(path))
         for name, attribute in schema.attributes.items():
             check_columns(tables[name], (attribute.item, attribute.column), schema.delimiter, str(path))
         parameters |= {"raw_schema": to_json(schema)}
-        directory = job_directory(work, parameters, all_sources)
+        directory = jobs.job_directory(work, parameters, all_sources)
         begin_or_resume(directory)
         # A quarter of the budget may hold keys; one takes 64 bytes while all are counted or an attribute is read.
         limit = parse_size(data.memory_budget, "data.memory_budget") // 4 // 64
@@ -296,7 +284,7 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
         manifest, moves = _run_stages(data, root, job, parameters)
         if data.source_kind.figures:
             manifest.extra |= load(data.source_kind.figures)(data, root)
-        manifest = publish(directory, root, manifest, moves)
+        manifest = jobs.publish(directory, root, manifest, moves)
     for line in _summary_lines(manifest, schema):
         print(f"{root}: {line}", file=sys.stderr)
     return manifest
@@ -328,7 +316,7 @@ def _run_stages(
         for number, chunk in enumerate(plan_event_chunks(file, job.chunk_bytes))
     ]
     need = WORKER_BYTES + (16 << 20) + SORT_BYTES * job.events_per_run
-    workers = limit_workers(data, min(data.workers or usable_cpus(), len(sort_tasks)), need)
+    workers = jobs.limit_workers(data, min(data.workers or usable_cpus(), len(sort_tasks)), need)
     with open_executor(data.scheduler, workers) as executor:
         with executor.stage("sort", sum(task.size[0] for task in sort_tasks)):
             records = list(executor.map(sort_tasks))
