@@ -51,7 +51,6 @@ from extensions.sequences.events import (
     FLAG_BIT,
     HOUR,
     ITEM,
-    MAX_ACTIONS,
     USER,
     EventArrays,
     event_schema,
@@ -113,12 +112,12 @@ class Sequences(Pipelineable):
 
 @jit
 def _count_anchors(
-    events: EventArrays, min_history: int, origin: int, seconds: int, counts: NDArray[Any], positives: NDArray[Any]
+    events: EventArrays, min_history: int, origin: int, seconds: int, counts: NDArray[np.int64]
 ) -> tuple[Int, Int]:
     """Return the times of the first and last anchor in seconds; the last is -1 without any.
 
-    Add the anchors to `counts` [windows], and those with each action's bit to `positives` [windows, actions], unless
-    there are no windows yet. origin: begin of the first window; seconds: length of a window.
+    Add the anchors to `counts` [windows, 1 + actions], then those with each action's bit, unless there are no windows
+    yet. origin: begin of the first window; seconds: length of a window.
     """
     first, last = np.int64(1) << 62, np.int64(-1)
     for user in range(len(events.offsets) - 1):
@@ -128,9 +127,9 @@ def _count_anchors(
                 first, last = min(first, time), max(last, time)
                 if len(counts):
                     window = (time - origin) // seconds
-                    counts[window] += 1
-                    for bit in range(positives.shape[1]):
-                        positives[window, bit] += events.flags[event] >> bit & 1
+                    counts[window, 0] += 1
+                    for bit in range(counts.shape[1] - 1):
+                        counts[window, 1 + bit] += events.flags[event] >> bit & 1
     return first, last
 
 
@@ -215,7 +214,7 @@ class EventLog:
         config: settings of samples and histories.
         features: keys of `sparse_features`, in order.
         counts: [windows] int64 anchors; the last window has some, others may have none.
-        positives: [windows, MAX_ACTIONS] int64 anchors with each action's bit.
+        positives: [windows, actions] int64 anchors with each action's bit.
         eval_window: number of the evaluated window. min_history: minimum events of a user before a sample.
         events: the arrays on disk.
     """
@@ -231,8 +230,8 @@ class EventLog:
         self._stamps = {path: file_stamp(path) for path in mapped}
         self.min_history = schema.min_history if config.min_history is None else config.min_history
         self._seconds = config.window_seconds or schema.window_seconds
-        no_windows = np.zeros(0, np.int64), np.zeros((0, MAX_ACTIONS), np.int64)
-        first, last = _count_anchors(self.events, self.min_history, 0, 1, *no_windows)
+        no_windows = np.zeros((0, 1 + len(schema.actions)), np.int64)
+        first, last = _count_anchors(self.events, self.min_history, 0, 1, no_windows)
         if last < 0:
             longest = int(np.diff(self.events.offsets).max(initial=0))
             raise UserError(
@@ -240,8 +239,9 @@ class EventLog:
                 f"no user has more than {longest}; set sequences.min_history={min(longest // 2, self.min_history - 1)}"
             )
         self._origin, windows = int(first), (int(last) - int(first)) // self._seconds + 1
-        self.counts, self.positives = np.zeros(windows, np.int64), np.zeros((windows, MAX_ACTIONS), np.int64)
-        _count_anchors(self.events, self.min_history, self._origin, self._seconds, self.counts, self.positives)
+        counts = np.zeros((windows, 1 + len(schema.actions)), np.int64)
+        _count_anchors(self.events, self.min_history, self._origin, self._seconds, counts)
+        self.counts, self.positives = counts[:, 0], counts[:, 1:]
         self.eval_window = windows - 1 if config.eval_window is None else config.eval_window
         if not 0 < self.eval_window < windows or not self.counts[self.eval_window]:
             filled = np.flatnonzero(self.counts)
@@ -434,6 +434,7 @@ class EventSplit:
     Attributes:
         log: the log of the windows.
         windows: numbers of the split's windows.
+        rows, positives: number of samples in the split, and of those with each action.
         dense_names: empty, as events have no dense features.
     """
 
@@ -442,23 +443,10 @@ class EventSplit:
         self.log, self.windows = log, windows
         self.dense_names: list[str] = []
         self._rank, self._world_size = rank, world_size
-
-    @property
-    def rows(self) -> int:
-        """Return the number of samples in the split."""
-        return int(self._counts.sum())
-
-    @property
-    def positives(self) -> dict[str, int]:
-        """Return the number of samples with each action."""
-        # The counts have MAX_ACTIONS columns, of which the schema's actions are the first.
-        counts = self.log.positives[self.windows.start : self.windows.stop].sum(axis=0)
-        return dict(zip(self.log.schema.actions, counts.tolist(), strict=False))
-
-    @property
-    def _counts(self) -> NDArray[np.int64]:
-        """Return the number of samples in each window of the split, [windows]."""
-        return self.log.counts[self.windows.start : self.windows.stop]
+        self._counts = log.counts[windows.start : windows.stop]  # samples in each window
+        self.rows = int(self._counts.sum())
+        counts = log.positives[windows.start : windows.stop].sum(axis=0)
+        self.positives: dict[str, int] = dict(zip(log.schema.actions, counts.tolist(), strict=True))
 
     def num_batches(self, global_batch_size: int) -> int:
         """Return the number of whole global batches in an epoch; a last incomplete one is not trained on."""
