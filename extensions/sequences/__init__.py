@@ -17,43 +17,27 @@ EVENT_LOG = DatasetKind(
     windows=("train", "val"),
     described_by=frozenset({"user", "item"}),
 )
-
-
-YAMBDA = SourceKind(EVENT_LOG, later("extensions.sequences.preparation:fetch_log"), group="remote")
-SOURCES = (
-    NamedSource(
-        "synthetic_events",
-        SourceKind(
-            EVENT_LOG,
-            later("extensions.sequences.synthetic:find_log"),
-            group="synthetic_events",
-            figures=later("extensions.sequences.synthetic:figures"),
-        ),
-    ),
-    *(NamedSource(name, YAMBDA) for name in ("yambda_50m", "yambda_500m", "yambda_5b")),
+GENERATED = SourceKind(
+    EVENT_LOG,
+    later("extensions.sequences.synthetic:find_log"),
+    group="synthetic_events",
+    figures=later("extensions.sequences.synthetic:figures"),
 )
-
+YAMBDA = SourceKind(EVENT_LOG, later("extensions.sequences.preparation:fetch_log"), group="remote")
 # MLPerf 6.1: Yambda 5b with extensions/sequences/conf_data/events/yambda.yaml.
 YAMBDA_5B = {
-    "user": 1000001,
-    "user_x_artist": 100000000,
-    "user_x_album": 40000000,
-    "user_x_hour": 24000000,
-    "item_x_hour": 40000000,
-    "artist_x_hour": 32000000,
-    "user_x_is_organic": 2000000,
-    "user_x_artist_x_hour": 40000000,
-    "item": 9390624,
-    "artist": 1293395,
-    "album": 3367692,
-}
+    "user": 1000001, "user_x_artist": 100000000, "user_x_album": 40000000, "user_x_hour": 24000000,
+    "item_x_hour": 40000000, "artist_x_hour": 32000000, "user_x_is_organic": 2000000,
+    "user_x_artist_x_hour": 40000000, "item": 9390624, "artist": 1293395, "album": 3367692,
+}  # fmt: skip
 
 
 def register(core: Core) -> None:
     """Add the model, its keys and its ready-made values."""
     core.add(
         EVENT_LOG,
-        *SOURCES,
+        NamedSource("synthetic_events", GENERATED),
+        *(NamedSource(name, YAMBDA) for name in ("yambda_50m", "yambda_500m", "yambda_5b")),
         ReadyMadeValues("app", Path(__file__).parent / "conf"),
         ReadyMadeValues("data_prep", Path(__file__).parent / "conf_data"),
         KeyGroup("DataConfig", "synthetic_events", SyntheticEventsConfig),
