@@ -21,14 +21,7 @@ from common.keys import MISSING, key
 from common.machine import require_memory
 from data_prep.parsing.table import drop_empty_files
 from data_prep.sources.files import resolve_sources, without_packing
-from extensions.inspect.proposal import (
-    LEAK_AUC,
-    Proposal,
-    number_text,
-    order_sentences,
-    propose_schema,
-    value_count_text,
-)
+from extensions.inspect.proposal import LEAK_AUC, Proposal, number_text, order_sentences, propose_schema
 
 
 @dataclass(frozen=True)
@@ -116,7 +109,7 @@ def _column_table(proposal: Proposal) -> ReportTable:
         missing = percent(_missing_rows(proposal, name) / proposal.profile.rows)
         auc = "–" if use.auc is None else f"{use.auc:.3f}"
         place = "time" if is_time else USES[use.place]
-        rows.append([name, place, value_count_text(figures), missing, auc, examples, use.reason])
+        rows.append([name, place, figures.value_count, missing, auc, examples, use.reason])
     note = "AUC: of the column's label rates alone, for each half of the sample by the rates of the other half."
     names = ["Column", "Use", "Different values", "Missing", "AUC", "Examples", "Why"]
     return ReportTable(names, rows, {2, 3, 4}, note)
@@ -145,7 +138,7 @@ def _frequent_values(proposal: Proposal, name: str) -> ReportTable:
 
 def _histogram(proposal: Proposal, name: str) -> Chart:
     """Return a histogram of a column; its lowest and its highest 0.5 % of values are in the outer bars."""
-    numbers = proposal.profile.columns[name].sampled_numbers
+    numbers = proposal.profile.columns[name].numbers
     chart = Chart(f"distribution_{name}", name, name, "rows", steps=False, from_zero=True, absent="as it has no value")
     if len(numbers):
         low, high = np.quantile(numbers, [0.005, 0.995])

@@ -18,9 +18,16 @@ from common.errors import UserError
 from data_prep.dataset.format import load_manifest, splitmix64
 from data_prep.sources.files import Source, resolve_sources
 from data_prep.verify import verify_dataset
-from extensions.inspect.columns import MAX_EXACT, ColumnFigures
 from extensions.inspect.command import inspection_page
-from extensions.inspect.proposal import Proposal, auc_of_column, order_sentences, propose_schema, quantile_codes
+from extensions.inspect.proposal import (
+    MAX_EXACT,
+    ColumnFigures,
+    Proposal,
+    auc_of_column,
+    order_sentences,
+    propose_schema,
+    quantile_codes,
+)
 from tests.data_prep.conftest import prepare, seeds
 from tests.data_prep.tables import paths, write
 from tests.error_lines import refused
