@@ -18,7 +18,7 @@ import math
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,21 +94,23 @@ KAGGLE_CARDINALITIES = (
     1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10,
     5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
 )  # fmt: skip
-ZIPF_EXPONENTS = (
+ZIPF_EXPONENTS = np.array([
     2.03, 1.05, 1.06, 1.12, 2.61, 2.12, 0.76, 2.3, 4.25, 1.36, 0.79, 1.06, 0.79, 1.87, 0.87, 1.06, 1.45,
     0.95, 2.08, 1.28, 1.06, 2.32, 1.8, 1.18, 1.62, 1.07,
-)  # fmt: skip
-CATEGORY_MISSING = (
+])  # fmt: skip
+CATEGORY_MISSING = np.array([
     0, 0, 0.034, 0.034, 0, 0.12, 0, 0, 0, 0, 0, 0.034, 0, 0, 0, 0.034, 0, 0, 0.44, 0.44, 0.034, 0.76, 0,
     0.034, 0.44, 0.44,
-)  # fmt: skip
-INTEGER_MISSING = (0.45, 0, 0.21, 0.22, 0.026, 0.22, 0.043, 0.0005, 0.043, 0.45, 0.043, 0.76, 0.22)
-INTEGER_LOG_MEAN = (0.1, 1.8, 2.0, 1.6, 7.3, 3.6, 1.2, 2.0, 3.6, 0.0, 0.5, -1.2, 1.7)
-INTEGER_LOG_DEVIATION = (1.7, 2.7, 1.5, 1.1, 2.8, 1.8, 1.9, 1.3, 1.8, 0.5, 0.9, 1.8, 1.3)
-INTEGER_SHIFT = (0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)  # the second column has negatives, as in Criteo
+], np.float32)  # fmt: skip
+INTEGER_MISSING = np.array(
+    [0.45, 0, 0.21, 0.22, 0.026, 0.22, 0.043, 0.0005, 0.043, 0.45, 0.043, 0.76, 0.22], np.float32
+)
+LOG_MEAN = np.array([0.1, 1.8, 2.0, 1.6, 7.3, 3.6, 1.2, 2.0, 3.6, 0.0, 0.5, -1.2, 1.7])
+LOG_DEVIATION = np.array([1.7, 2.7, 1.5, 1.1, 2.8, 1.8, 1.9, 1.3, 1.8, 0.5, 0.9, 1.8, 1.3])
+INTEGER_SHIFT = np.array([0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])  # the second column has negatives, as in Criteo
 
 # Columns whose categories interact: small ones with few missing values, so that few rows suffice to learn them.
-INTERACTING = (0, 1, 4, 5, 7, 13, 16, 22)
+INTERACTING = np.array([0, 1, 4, 5, 7, 13, 16, 22])
 
 
 FACTORS = 2  # length of the vector of a category of an interacting column
@@ -126,30 +128,21 @@ SHAPE_SEED, START_SEED, END_SEED = range(0x7EAC4E5, 0x7EAC4E8)
 class Teacher(NamedTuple):
     """Arrays of one day for the kernels. F columns; the values of a column follow those of the previous one.
 
-    first [F] int64: index of a column's first value; cardinality [F] int64; exponent [F] float64 of the
-    Zipf law; salt [F] uint32; category_missing [F], integer_missing [N] float32; main [V] float32: effect of each
-    value; interacting [K] int64; first_factor [K] int64: index of a column's first vector; factors [W, FACTORS]
-    float32; pair_forms [K, K, FACTORS, FACTORS] float32, used for pairs (i, j > i); triple_forms [K, K, K, FACTORS,
-    FACTORS, FACTORS] float32, likewise; log_mean, log_deviation, slope [N] float64; shift [N] int64; intercept [1]
-    float64.
+    first [F] int64: index of a column's first value; cardinality [F] int64; salt [F] uint32; main [V] float32: effect
+    of each value; first_factor [K] int64: index of an interacting column's first vector; factors [W, FACTORS] float32;
+    pair_forms [K, K, FACTORS, FACTORS] float32, used for pairs (i, j > i); triple_forms [K, K, K, FACTORS, FACTORS,
+    FACTORS] float32, likewise; slope [N] float64; intercept [1] float64.
     """
 
     first: NDArray[np.int64]
     cardinality: NDArray[np.int64]
-    exponent: NDArray[np.float64]
     salt: NDArray[np.uint32]
-    category_missing: NDArray[np.float32]
-    integer_missing: NDArray[np.float32]
     main: NDArray[np.float32]
-    interacting: NDArray[np.int64]
     first_factor: NDArray[np.int64]
     factors: NDArray[np.float32]
     pair_forms: NDArray[np.float32]
     triple_forms: NDArray[np.float32]
-    log_mean: NDArray[np.float64]
-    log_deviation: NDArray[np.float64]
     slope: NDArray[np.float64]
-    shift: NDArray[np.int64]
     intercept: NDArray[np.float64]
 
 
@@ -158,37 +151,27 @@ def make_teacher(config: SyntheticConfig, day: int) -> Teacher:
     # Columns shrink with the square root of their size, and none grows: 10,131,227 gives Criteo Kaggle's own.
     kaggle = np.array(KAGGLE_CARDINALITIES, np.float64)
     largest = np.ceil(config.max_cardinality * np.sqrt(kaggle / kaggle.max()))
-    cardinality, interacting = np.minimum(kaggle, largest).astype(np.int64), np.array(INTERACTING, np.int64)
-    first = np.concatenate(([0], np.cumsum(cardinality)))
-    first_factor = np.concatenate(([0], np.cumsum(cardinality[interacting]))).astype(np.int64)
+    cardinality = np.minimum(kaggle, largest).astype(np.int64)
+    first, first_factor = offsets_of(cardinality), offsets_of(cardinality[INTERACTING])
     main, factors, slope = _effects_of_day(config, int(first[-1]), int(first_factor[-1]), day)
     decay = np.concatenate([_rank_decay(size, CATEGORY_DECAY) for size in cardinality])
-    factor_decay = np.concatenate(
-        [np.zeros(0), *(_rank_decay(size, FACTOR_DECAY) for size in cardinality[interacting])]
-    )
+    factor_decay = np.concatenate([_rank_decay(size, FACTOR_DECAY) for size in cardinality[INTERACTING]])
     rng = seeded_generator([config.seed, SHAPE_SEED])
     # Without salts, equal ranks of all columns would have the same value.
     salt = rng.integers(0, 2**32, len(cardinality), dtype=np.uint32)
     pair_forms, triple_forms = (
-        rng.standard_normal((len(interacting),) * order + (FACTORS,) * order, np.float32) for order in (2, 3)
+        rng.standard_normal((len(INTERACTING),) * order + (FACTORS,) * order, np.float32) for order in (2, 3)
     )
     return Teacher(
         first=first[:-1],
         cardinality=cardinality,
-        exponent=np.array(ZIPF_EXPONENTS),
         salt=salt,
-        category_missing=np.array(CATEGORY_MISSING, np.float32),
-        integer_missing=np.array(INTEGER_MISSING, np.float32),
         main=(main * decay).astype(np.float32),
-        interacting=interacting,
         first_factor=first_factor[:-1],
         factors=(factors * factor_decay[:, None]).astype(np.float32),
         pair_forms=pair_forms,
         triple_forms=triple_forms,
-        log_mean=np.array(INTEGER_LOG_MEAN),
-        log_deviation=np.array(INTEGER_LOG_DEVIATION),
         slope=slope.astype(np.float64) * INTEGER_SHARE,
-        shift=np.array(INTEGER_SHIFT, np.int64),
         intercept=np.zeros(1),
     )
 
@@ -227,17 +210,12 @@ def _rank_decay(size: int, decay: float) -> NDArray[np.float32]:
 
 
 @jit
-def category_ranks(
-    uniform: NDArray[np.float32],
-    cardinality: NDArray[np.int64],
-    exponent: NDArray[np.float64],
-    ranks: NDArray[np.int32],
-) -> None:
+def category_ranks(uniform: NDArray[np.float32], cardinality: NDArray[np.int64], ranks: NDArray[np.int32]) -> None:
     """Write ranks [rows, F] for uniform numbers [rows, F], by the inverse distribution of a bounded Zipf law."""
     for column in range(uniform.shape[1]):
         # The law is a continuous one, rounded down, whose inverse has a closed form.
         last = np.float64(cardinality[column] + 1)
-        power = 1.0 - exponent[column]
+        power = 1.0 - ZIPF_EXPONENTS[column]
         span = last**power - 1.0
         for row in range(uniform.shape[0]):
             number = (span * np.float64(uniform[row, column]) + 1.0) ** (1.0 / power)
@@ -245,26 +223,19 @@ def category_ranks(
 
 
 @jit
-def integers_from_normal(
-    normal: NDArray[np.float32],
-    log_mean: NDArray[np.float64],
-    log_deviation: NDArray[np.float64],
-    shift: NDArray[np.int64],
-    integers: NDArray[np.int32],
-) -> None:
+def integers_from_normal(normal: NDArray[np.float32], integers: NDArray[np.int32]) -> None:
     """Write heavy-tailed integers [rows, N]: floor(exp(mean + deviation * normal)) - shift."""
     for row in range(normal.shape[0]):
         for column in range(normal.shape[1]):
-            value = np.exp(log_mean[column] + log_deviation[column] * np.float64(normal[row, column]))
+            value = np.exp(LOG_MEAN[column] + LOG_DEVIATION[column] * np.float64(normal[row, column]))
             # The tail of a lognormal law exceeds int32, so it is cut.
-            integers[row, column] = np.int32(min(value, 1e9)) - shift[column]
+            integers[row, column] = np.int32(min(value, 1e9)) - INTEGER_SHIFT[column]
 
 
 @jit
 def _interactions(teacher: Teacher, ranks: NDArray[np.int32], present: NDArray[np.bool_]) -> float:
     """Return the effects of all pairs and triples of a row's interacting columns; ranks, present: [F]."""
-    total = 0.0
-    columns = teacher.interacting
+    total, columns = 0.0, INTERACTING
     for i in range(len(columns)):
         if not present[columns[i]]:
             continue
@@ -305,7 +276,7 @@ def teacher_logits(
         logit = teacher.intercept[0]
         for column in range(integers.shape[1]):
             log = np.log1p(np.float64(max(integers[row, column], 0))) if integer_present[row, column] else 0.0
-            score = (log - teacher.log_mean[column]) / teacher.log_deviation[column]
+            score = (log - LOG_MEAN[column]) / LOG_DEVIATION[column]
             # Bounds keep the heaviest numbers from deciding a label alone.
             logit += teacher.slope[column] * min(max(score, -MAX_STANDARD_SCORE), MAX_STANDARD_SCORE)
         for column in range(ranks.shape[1]):
@@ -324,9 +295,8 @@ MAX_LOGIT = 700.0  # the exponential of larger ones is infinite
 TINY = 1e-9  # below this standard deviation all logits are the same
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Rows without labels: integers [rows, N], ranks [rows, F] of categories by frequency from 0, and logits [rows].
+class Rows(NamedTuple):
+    """Rows without labels: integers [rows, N], and ranks [rows, F] of categories by frequency from 0.
 
     `..._present` masks fields that are not missing.
     """
@@ -335,7 +305,6 @@ class Rows:
     integer_present: NDArray[np.bool_]
     ranks: NDArray[np.int32]
     category_present: NDArray[np.bool_]
-    logits: NDArray[np.float64]
 
 
 class LabelledRows(NamedTuple):
@@ -395,24 +364,20 @@ def day_rows(config: SyntheticConfig, day: int) -> int:
 
 
 def draw_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> Rows:
-    """Draw rows and their logits, which depend on the teacher and (seed, day, block) alone."""
+    """Draw rows, which depend on the teacher's cardinalities and (seed, day, block) alone."""
     rng = seeded_generator([seed, day, block])
     integers = np.empty((rows, CRITEO_NUM_DENSE), np.int32)
-    normal = rng.standard_normal(integers.shape, np.float32)
-    integers_from_normal(normal, teacher.log_mean, teacher.log_deviation, teacher.shift, integers)
-    integer_present = rng.random(integers.shape, np.float32) >= teacher.integer_missing
+    integers_from_normal(rng.standard_normal(integers.shape, np.float32), integers)
+    integer_present = rng.random(integers.shape, np.float32) >= INTEGER_MISSING
     ranks = np.empty((rows, len(teacher.cardinality)), np.int32)
-    logits = np.empty(rows)
-    category_ranks(rng.random(ranks.shape, np.float32), teacher.cardinality, teacher.exponent, ranks)
-    category_present = rng.random(ranks.shape, np.float32) >= teacher.category_missing
-    teacher_logits(teacher, integers, integer_present, ranks, category_present, logits)
-    return Rows(integers, integer_present, ranks, category_present, logits)
+    category_ranks(rng.random(ranks.shape, np.float32), teacher.cardinality, ranks)
+    return Rows(integers, integer_present, ranks, rng.random(ranks.shape, np.float32) >= CATEGORY_MISSING)
 
 
 def logits_of(teacher: Teacher, rows: Rows) -> NDArray[np.float64]:
     """Return the logits [rows] that a teacher gives rows, such as one without triples, to tell effects apart."""
     logits = np.empty(len(rows.ranks))
-    teacher_logits(teacher, rows.integers, rows.integer_present, rows.ranks, rows.category_present, logits)
+    teacher_logits(teacher, *rows, logits)
     return logits
 
 
@@ -420,7 +385,7 @@ def label_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> 
     """Return one block of a day: rows, and labels drawn from their click probabilities."""
     features = draw_rows(teacher, seed, day, block, rows)
     # Probabilities of a fixed number of steps make histograms, and so the best possible scores, exact.
-    steps = np.rint(PROBABILITY_STEPS / (1 + np.exp(-features.logits))).astype(np.int64)
+    steps = np.rint(PROBABILITY_STEPS / (1 + np.exp(-logits_of(teacher, features)))).astype(np.int64)
     steps = np.clip(steps, 1, PROBABILITY_STEPS - 1)
     # A generator of its own draws the labels, so other draws of columns do not change them.
     uniform = seeded_generator([seed, day, block, PROBABILITY_BITS]).integers(0, PROBABILITY_STEPS, rows)

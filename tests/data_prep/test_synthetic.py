@@ -16,13 +16,17 @@ from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.encoding import Encoder
 from data_prep.lookup import encode_dense
 from data_prep.synthetic import (
+    INTERACTING,
     KAGGLE_CARDINALITIES,
+    LOG_DEVIATION,
+    LOG_MEAN,
     Teacher,
     calibrated_teacher,
     day_rows,
     day_text,
     draw_ids,
     draw_rows,
+    logits_of,
 )
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import REFERENCE, SPLITS, prepare, sums
@@ -50,13 +54,13 @@ def test_the_same_bytes_for_any_number_of_threads(teacher: Teacher) -> None:
 def test_logits_follow_from_the_columns(teacher: Teacher) -> None:
     rows = draw_rows(teacher, 3, 1, 2, 200)
     log = encode_dense(np.where(rows.integer_present, rows.integers, 0).astype(np.int32)).astype(np.float64)
-    score = np.clip((log - teacher.log_mean) / teacher.log_deviation, -2.5, 2.5)
+    score = np.clip((log - LOG_MEAN) / LOG_DEVIATION, -2.5, 2.5)
     index = teacher.first + rows.ranks
     present = rows.category_present
     effects = np.where(present, teacher.main[index], 0).sum(axis=1)
     vectors = [
         np.where(present[:, column, None], teacher.factors[start + rows.ranks[:, column]], 0).astype(np.float64)
-        for column, start in zip(teacher.interacting, teacher.first_factor, strict=True)
+        for column, start in zip(INTERACTING, teacher.first_factor, strict=True)
     ]
     pairs, triples = np.zeros(200), np.zeros(200)
     for i, j in combinations(range(len(vectors)), 2):
@@ -64,7 +68,7 @@ def test_logits_follow_from_the_columns(teacher: Teacher) -> None:
     for i, j, k in combinations(range(len(vectors)), 3):
         triples += np.einsum("ra,rb,rc,abc->r", vectors[i], vectors[j], vectors[k], teacher.triple_forms[i, j, k])
     expected = teacher.intercept + score @ teacher.slope + effects + pairs + triples
-    np.testing.assert_allclose(rows.logits, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(logits_of(teacher, rows), expected, rtol=1e-5, atol=1e-5)
     assert np.abs(pairs).max() > 0.1
     assert np.abs(triples).max() > 0.1
 
