@@ -41,8 +41,8 @@ class MultiHotConfig:
         """Return the settings of bags in place of ids; None without sizes. Raise UserError for invalid values."""
         if self.sizes is None:
             return None
-        sizes = tuple(parse_sizes("data.multi_hot.sizes", self.sizes))
-        return MultiHot(sizes, self.distribution or Distribution.uniform, self.seed or 0)
+        sizes = parse_sizes("data.multi_hot.sizes", self.sizes)
+        return MultiHot(tuple(sizes), self.distribution or Distribution.uniform, self.seed or 0)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from common.errors import UserError
 from common.files import FileDigest, digest_file, format_bytes, sync, write_atomically
 from common.jit import copy_16, jit, prefetch
 from data_prep.dataset.options import to_json
-from data_prep.io import HEADER_BYTES, ArrayWriter
+from data_prep.io import ArrayWriter
 
 MLPERF_V2 = "mlperf_v2"
 MLPERF_SIZES = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
@@ -106,28 +106,21 @@ class MultiHotTables:
         """
         bags.check(len(num_embeddings))
         directory = _locate_tables(parent, num_embeddings, bags)
-        sizes = list(zip(num_embeddings, bags.sizes, strict=True))
-        paths = [None if size == 1 else table_path(directory, feature) for feature, (_, size) in enumerate(sizes)]
-        num_bytes = [HEADER_BYTES + ID_BYTES * rows * size for rows, size in sizes]
-
-        def are_complete() -> bool:
-            pairs = zip(paths, num_bytes, strict=True)
-            are_there = all(path is None or (path.is_file() and path.stat().st_size == size) for path, size in pairs)
-            return are_there and (directory / SUMS_NAME).is_file()
-
-        if not are_complete():
-            try:
+        sums = directory / SUMS_NAME
+        try:
+            if not sums.is_file():
                 directory.mkdir(parents=True, exist_ok=True)
                 with FileLock(directory / LOCK_NAME):
                     # Whoever waited for the lock may find the tables drawn, so they are looked for a second time.
-                    if not are_complete():
+                    if not sums.is_file():
                         _draw_tables(directory, num_embeddings, bags, key)
-            except OSError as error:
-                raise UserError(
-                    f"{directory}: the multi-hot tables cannot be written there ({error.strerror}); "
-                    f"free some space, or choose another {key}"
-                ) from error
-        return cls([None if path is None else np.load(path, mmap_mode="r") for path in paths])
+            files = [None if size == 1 else directory / f"{feature}.npy" for feature, size in enumerate(bags.sizes)]
+            return cls([None if path is None else np.load(path, mmap_mode="r") for path in files])
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{directory}: the multi-hot tables cannot be written or read there ({error}); free some space, "
+                f"{REMEDY}, or choose another {key}"
+            ) from error
 
     def expand(self, feature: int, ids: NDArray[np.int32], out: NDArray[np.int32] | None = None) -> NDArray[np.int32]:
         """Return the bags [rows, size] int32 of one feature's ids [rows], in `out` [rows * size] if given.
@@ -211,11 +204,6 @@ def _copy_bags(table: NDArray[np.int32], size: int, ids: NDArray[np.int32], out:
     return True
 
 
-def table_path(directory: Path, feature: int) -> Path:
-    """Return the path of the file with a feature's bags, one for each id."""
-    return directory / f"{feature}.npy"
-
-
 def _draw_tables(directory: Path, num_embeddings: Sequence[int], bags: MultiHot, key: str) -> None:
     """Draw the bags of all ids, table by table, in blocks; the arguments are those of `MultiHotTables.open`."""
     # Tables without sums are those of a killed process.
@@ -235,7 +223,7 @@ def _draw_tables(directory: Path, num_embeddings: Sequence[int], bags: MultiHot,
         if size == 1:
             continue
         # Bags of all ids may take 24 GB, so they are drawn and written in blocks; the stream of draws is the same.
-        writer = ArrayWriter(table_path(directory, feature), np.int32, size, rows)
+        writer = ArrayWriter(directory / f"{feature}.npy", np.int32, size, rows)
         step = max(1, BLOCK_VALUES // size)
         for start in range(0, rows, step):
             stop = min(start + step, rows)
