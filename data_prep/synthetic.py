@@ -209,27 +209,16 @@ def _rank_decay(size: int, decay: float) -> NDArray[np.float32]:
     return (np.arange(1, size + 1, dtype=np.float64) ** -np.float64(np.float32(decay))).astype(np.float32)
 
 
-@jit
-def category_ranks(uniform: NDArray[np.float32], cardinality: NDArray[np.int64], ranks: NDArray[np.int32]) -> None:
-    """Write ranks [rows, F] for uniform numbers [rows, F], by the inverse distribution of a bounded Zipf law."""
-    for column in range(uniform.shape[1]):
-        # The law is a continuous one, rounded down, whose inverse has a closed form.
-        last = np.float64(cardinality[column] + 1)
-        power = 1.0 - ZIPF_EXPONENTS[column]
-        span = last**power - 1.0
-        for row in range(uniform.shape[0]):
-            number = (span * np.float64(uniform[row, column]) + 1.0) ** (1.0 / power)
-            ranks[row, column] = min(np.int32(number) - 1, np.int32(cardinality[column] - 1))
+class Rows(NamedTuple):
+    """Rows without labels: integers [rows, N], and ranks [rows, F] of categories by frequency from 0.
 
+    `..._present` masks fields that are not missing.
+    """
 
-@jit
-def integers_from_normal(normal: NDArray[np.float32], integers: NDArray[np.int32]) -> None:
-    """Write heavy-tailed integers [rows, N]: floor(exp(mean + deviation * normal)) - shift."""
-    for row in range(normal.shape[0]):
-        for column in range(normal.shape[1]):
-            value = np.exp(LOG_MEAN[column] + LOG_DEVIATION[column] * np.float64(normal[row, column]))
-            # The tail of a lognormal law exceeds int32, so it is cut.
-            integers[row, column] = np.int32(min(value, 1e9)) - INTEGER_SHIFT[column]
+    integers: NDArray[np.int32]
+    integer_present: NDArray[np.bool_]
+    ranks: NDArray[np.int32]
+    category_present: NDArray[np.bool_]
 
 
 @jit
@@ -259,30 +248,25 @@ def _interactions(teacher: Teacher, ranks: NDArray[np.int32], present: NDArray[n
 
 
 @jit
-def teacher_logits(
-    teacher: Teacher,
-    integers: NDArray[np.int32],
-    integer_present: NDArray[np.bool_],
-    ranks: NDArray[np.int32],
-    category_present: NDArray[np.bool_],
-    logits: NDArray[np.float64],
-) -> None:
-    """Write each row's logit [rows]. A missing category has no effect; a missing integer counts as 0.
+def logits_of(teacher: Teacher, rows: Rows) -> NDArray[np.float64]:
+    """Return the logits [rows] that a teacher gives rows, such as one without triples, to tell effects apart.
 
-    integers, integer_present: [rows, N], and whether each is there. ranks, category_present: ranks [rows, F] of
-    categories by frequency, from 0, and whether each is there.
+    A missing category has no effect; a missing integer counts as 0.
     """
+    logits = np.empty(len(rows.ranks))
     for row in range(len(logits)):
         logit = teacher.intercept[0]
-        for column in range(integers.shape[1]):
-            log = np.log1p(np.float64(max(integers[row, column], 0))) if integer_present[row, column] else 0.0
+        for column in range(rows.integers.shape[1]):
+            is_present = rows.integer_present[row, column]
+            log = np.log1p(np.float64(max(rows.integers[row, column], 0))) if is_present else 0.0
             score = (log - LOG_MEAN[column]) / LOG_DEVIATION[column]
             # Bounds keep the heaviest numbers from deciding a label alone.
             logit += teacher.slope[column] * min(max(score, -MAX_STANDARD_SCORE), MAX_STANDARD_SCORE)
-        for column in range(ranks.shape[1]):
-            if category_present[row, column]:
-                logit += teacher.main[teacher.first[column] + ranks[row, column]]
-        logits[row] = logit + _interactions(teacher, ranks[row], category_present[row])
+        for column in range(rows.ranks.shape[1]):
+            if rows.category_present[row, column]:
+                logit += teacher.main[teacher.first[column] + rows.ranks[row, column]]
+        logits[row] = logit + _interactions(teacher, rows.ranks[row], rows.category_present[row])
+    return logits
 
 
 BLOCK_ROWS = 1 << 14  # rows of one stream of random numbers
@@ -293,18 +277,6 @@ FEW_VALUES = 128
 MAX_INTERCEPT = 30.0  # initial bound
 MAX_LOGIT = 700.0  # the exponential of larger ones is infinite
 TINY = 1e-9  # below this standard deviation all logits are the same
-
-
-class Rows(NamedTuple):
-    """Rows without labels: integers [rows, N], and ranks [rows, F] of categories by frequency from 0.
-
-    `..._present` masks fields that are not missing.
-    """
-
-    integers: NDArray[np.int32]
-    integer_present: NDArray[np.bool_]
-    ranks: NDArray[np.int32]
-    category_present: NDArray[np.bool_]
 
 
 class LabelledRows(NamedTuple):
@@ -366,19 +338,33 @@ def day_rows(config: SyntheticConfig, day: int) -> int:
 def draw_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> Rows:
     """Draw rows, which depend on the teacher's cardinalities and (seed, day, block) alone."""
     rng = seeded_generator([seed, day, block])
-    integers = np.empty((rows, CRITEO_NUM_DENSE), np.int32)
-    integers_from_normal(rng.standard_normal(integers.shape, np.float32), integers)
-    integer_present = rng.random(integers.shape, np.float32) >= INTEGER_MISSING
-    ranks = np.empty((rows, len(teacher.cardinality)), np.int32)
-    category_ranks(rng.random(ranks.shape, np.float32), teacher.cardinality, ranks)
+    normal = rng.standard_normal((rows, CRITEO_NUM_DENSE), np.float32)
+    integer_present = rng.random(normal.shape, np.float32) >= INTEGER_MISSING
+    uniform = rng.random((rows, len(teacher.cardinality)), np.float32)
+    integers, ranks = _fields_of_draws(normal, uniform, teacher.cardinality)
     return Rows(integers, integer_present, ranks, rng.random(ranks.shape, np.float32) >= CATEGORY_MISSING)
 
 
-def logits_of(teacher: Teacher, rows: Rows) -> NDArray[np.float64]:
-    """Return the logits [rows] that a teacher gives rows, such as one without triples, to tell effects apart."""
-    logits = np.empty(len(rows.ranks))
-    teacher_logits(teacher, *rows, logits)
-    return logits
+@jit
+def _fields_of_draws(
+    normal: NDArray[np.float32], uniform: NDArray[np.float32], cardinality: NDArray[np.int64]
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return integers [rows, N] for normal numbers, and ranks [rows, F] for uniform ones."""
+    integers, ranks = np.empty(normal.shape, np.int32), np.empty(uniform.shape, np.int32)
+    for row in range(normal.shape[0]):
+        for column in range(normal.shape[1]):
+            # The tail of a lognormal law exceeds int32, so it is cut.
+            value = np.exp(LOG_MEAN[column] + LOG_DEVIATION[column] * np.float64(normal[row, column]))
+            integers[row, column] = np.int32(min(value, 1e9)) - INTEGER_SHIFT[column]
+    for column in range(uniform.shape[1]):
+        # A bounded Zipf law, taken for a continuous one and rounded down, whose inverse has a closed form.
+        last = np.float64(cardinality[column] + 1)
+        power = 1.0 - ZIPF_EXPONENTS[column]
+        span = last**power - 1.0
+        for row in range(uniform.shape[0]):
+            number = (span * np.float64(uniform[row, column]) + 1.0) ** (1.0 / power)
+            ranks[row, column] = min(np.int32(number) - 1, np.int32(cardinality[column] - 1))
+    return integers, ranks
 
 
 def label_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> LabelledRows:
@@ -395,33 +381,29 @@ def label_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> 
 def rows_to_text(teacher: Teacher, rows: LabelledRows) -> bytes:
     """Format the rows as Criteo's TSV."""
     drawn = rows.features
+    # A rank becomes a 32-bit value, distinct in its column, by MurmurHash3's finaliser.
+    values = drawn.ranks.astype(np.uint32) ^ teacher.salt
+    values = (values ^ (values >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    values = (values ^ (values >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    values ^= values >> np.uint32(16)
     # A label and a line's end; an integer of 11 characters at most, a value of 8, and a tab before each.
     row_bytes = 2 + 12 * drawn.integers.shape[1] + 9 * drawn.ranks.shape[1]
     text = np.empty(len(rows.labels) * row_bytes, np.uint8)
-    values = category_values(drawn.ranks, teacher.salt)
-    length = write_rows(rows.labels, drawn.integers, drawn.integer_present, values, drawn.category_present, text)
-    return text[:length].tobytes()
+    return text[: write_rows(rows.labels, drawn, values, text)].tobytes()
 
 
 @jit
-def write_rows(
-    labels: NDArray[np.int32],
-    integers: NDArray[np.int32],
-    integer_present: NDArray[np.bool_],
-    values: NDArray[np.uint32],
-    category_present: NDArray[np.bool_],
-    text: NDArray[np.uint8],
-) -> Int:
+def write_rows(labels: NDArray[np.int32], rows: Rows, values: NDArray[np.uint32], text: NDArray[np.uint8]) -> Int:
     """Write lines of decimal integers and of values in hexadecimal into `text`; return their bytes."""
     end = 0
     for row in range(len(labels)):
         text[end] = ord("0") + labels[row]
         end += 1
-        for column in range(integers.shape[1]):
+        for column in range(rows.integers.shape[1]):
             text[end] = ord("\t")
             end += 1
-            if integer_present[row, column]:
-                number, length = np.int64(integers[row, column]), 1
+            if rows.integer_present[row, column]:
+                number, length = np.int64(rows.integers[row, column]), 1
                 if number < 0:
                     text[end] = ord("-")
                     end, number = end + 1, -number
@@ -434,7 +416,7 @@ def write_rows(
         for column in range(values.shape[1]):
             text[end] = ord("\t")
             end += 1
-            if category_present[row, column]:
+            if rows.category_present[row, column]:
                 for shift in range(28, -1, -4):
                     digit = values[row, column] >> shift & 15
                     text[end] = digit + (ord("0") if digit < 10 else ord("a") - 10)
@@ -442,14 +424,6 @@ def write_rows(
         text[end] = ord("\n")
         end += 1
     return end
-
-
-def category_values(ranks: NDArray[np.int32], salt: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the 32-bit value of each category's rank [rows, F], distinct in its column (MurmurHash3's finaliser)."""
-    values = ranks.astype(np.uint32) ^ salt
-    values = (values ^ (values >> np.uint32(16))) * np.uint32(0x85EBCA6B)
-    values = (values ^ (values >> np.uint32(13))) * np.uint32(0xC2B2AE35)
-    return values ^ (values >> np.uint32(16))
 
 
 RECORD_NAME = "synthetic.json"
