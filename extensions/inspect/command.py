@@ -44,7 +44,7 @@ class InspectConfig:
     out: str = key("inspect", "directory of the page, NAME.html")
 
 
-BINS, STRETCHES = 40, 50  # of a distribution; of the rows, whose label rate is drawn
+BINS = 40  # of a distribution
 VALUES, MAX_COLUMNS, SHOWN = 8, 40, 40  # frequent values shown; columns of wide tables; characters of a value
 EXAMPLES = 5  # texts shown of a column
 USES = {"dense": "number", "sparse": "category", "label": "label", "out": "left out"}
@@ -53,11 +53,6 @@ USES = {"dense": "number", "sparse": "category", "label": "label", "out": "left 
 def inspection_page(proposal: Proposal, directory: Path) -> str:
     """Return the HTML of a proposal for files in a directory."""
     profile, label = proposal.profile, proposal.label
-    name = "label rate" if label.is_click else "mean label"
-    parts = [part for part in np.array_split(np.arange(len(label.values)), STRETCHES) if len(part)]
-    places, means = ([float(values[part].mean()) for part in parts] for values in (profile.sampled, label.values))
-    points = [Series(name, places, means, "points")]
-    course = Chart("label_rows", f"{name.capitalize()} by row", "row", name, points, steps=False, from_zero=True)
     distributions = [_histogram(proposal, column) for column in proposal.columns_of("dense")[:MAX_COLUMNS]]
     categories = [column for column in proposal.columns_of("sparse") if not proposal.uses[column].formats]
     sentences = [("", text) for text in order_sentences(proposal)]
@@ -77,14 +72,13 @@ def inspection_page(proposal: Proposal, directory: Path) -> str:
     return render(
         Path(__file__).with_name("inspect.html.j2"),
         directory,
-        [course, *distributions],
+        distributions,
         title=files[0].name + (f" and {plural(len(files) - 1, 'more file')}" if len(files) > 1 else ""),
         about=[("Figures of", profile.scope()), ("Format", profile.form.name.replace("_", " "))],
         tiles=tiles,
         sentences=sentences,
         schema=proposal.text,
         columns=_column_table(proposal),
-        label=[course],
         rates=[(column, _frequent_values(proposal, column)) for column in categories[:MAX_COLUMNS]],
         distributions=distributions,
     )
