@@ -204,24 +204,19 @@ def export_bin(root: Path, manifest: Manifest, target: Path) -> list[Path]:
 
 
 MAX_ID = np.iinfo(np.int32).max
-INTEGERS, FLOAT32 = "integers", "float32"
 
 
-def open_rows(path: Path, width: int, kind: str, same_rows_as: tuple[Path, int] | None = None) -> NDArray[Any]:
-    """Map a .npy file [rows, width] of `kind`: INTEGERS (of any size) or FLOAT32.
-
-    same_rows_as: another file of the day, and its rows; None: any number of rows is right.
-    """
+def open_rows(path: Path, kind: str, width: int) -> NDArray[Any]:
+    """Map a .npy file [rows, width] of one of KINDS: float32 for `dense`, else integers of any size."""
     try:
         array = open_array(path)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: not readable as a NumPy file ({error}); get it again") from error
     if array.ndim != 2 or array.shape[1] != width:
         raise UserError(f"{path}: an array {array.shape}, not (rows, {width}); get it again")
-    if array.dtype != np.float32 if kind == FLOAT32 else array.dtype.kind not in "iu":
-        raise UserError(f"{path}: {array.dtype}, not {kind}; convert it, or get it again")
-    if same_rows_as is not None and len(array) != same_rows_as[1]:
-        raise UserError(f"{path}: {len(array)} rows, but {same_rows_as[0].name} has {same_rows_as[1]}; get them again")
+    expected = "float32" if kind == "dense" else "integers"
+    if array.dtype != np.float32 if kind == "dense" else array.dtype.kind not in "iu":
+        raise UserError(f"{path}: {array.dtype}, not {expected}; convert it, or get it again")
     return array
 
 
@@ -287,29 +282,30 @@ def import_rows(
 
 def import_npy(source: Path, root: Path) -> Manifest:
     """Import day_N_{dense,sparse,labels}.npy; the last of several days is val and test, as in TorchRec's reader."""
-    matches = [re.fullmatch(r"day_(\d+)_(\w+)\.npy", path.name) for path in source.glob("day_*")]
-    days = {int(match[1]): match[1] for match in matches if match and match[2] in KINDS}
+    matches = [re.fullmatch(r"day_(0|[1-9]\d*)_(labels|dense|sparse)\.npy", path.name) for path in source.glob("day_*")]
+    days = sorted({int(match[1]) for match in matches if match})
     if not days:
         raise UserError(f"{source}: no day_N_labels.npy here; check exchange.source")
-    for day in range(min(days), max(days) + 1):
+    for day in range(days[0], days[-1] + 1):
         for kind in KINDS:
-            path = source / f"day_{days.get(day, day)}_{kind}.npy"
-            if not path.exists():
+            if not (path := source / f"day_{day}_{kind}.npy").exists():
                 neighbours = f"beside other files of day {day}" if day in days else "between other days"
                 raise UserError(f"{path}: no such file {neighbours}; get it, or import what belongs together")
 
     def read_days() -> Iterator[ImportedRows]:
-        for day in sorted(days):
-            paths = [source / f"day_{days[day]}_{kind}.npy" for kind in KINDS]
-            labels = open_rows(paths[0], 1, INTEGERS)
-            rows = len(labels)
-            dense = open_rows(paths[1], len(CRITEO.dense), FLOAT32, (paths[0], rows))
-            ids = open_rows(paths[2], len(CRITEO.sparse), INTEGERS, (paths[0], rows))
-            is_last, half = day == max(days) and len(days) > 1, -(-rows // 2)
+        widths = (1, len(CRITEO.dense), len(CRITEO.sparse))
+        for day in days:
+            paths = [source / f"day_{day}_{kind}.npy" for kind in KINDS]
+            arrays = list(map(open_rows, paths, KINDS, widths))
+            rows = len(arrays[0])
+            for path, array in zip(paths, arrays, strict=True):
+                if len(array) != rows:
+                    raise UserError(f"{path}: {len(array)} rows, but {paths[0].name} has {rows}; get them again")
+            is_last, half = day == days[-1] and len(days) > 1, -(-rows // 2)
             for split, first, stop in [("val", 0, half), ("test", half, rows)] if is_last else [("train", 0, rows)]:
                 for start in range(first, stop, SHARD_ROWS):
                     part = slice(start, min(start + SHARD_ROWS, stop))
-                    yield ImportedRows(split, [np.array(array[part]) for array in (labels, dense, ids)], paths, start)
+                    yield ImportedRows(split, [np.array(array[part]) for array in arrays], paths, start)
 
     return import_rows(root, "imported_npy", read_days())
 
