@@ -139,7 +139,11 @@ class _Rows:
             hashes = [np.zeros(0, np.uint64)]
             for paths, blocks in self._parts:
                 bags = unpack(open_array(paths["values"]), open_array(paths["offsets"]), width)[column]
-                hashes.append(hashes_of_rows(bags, rows_of_blocks(blocks)))
+                rows = rows_of_blocks(blocks)
+                # Memory holds at most BLOCK_IDS ids and those of one bag at once.
+                pieces = (np.cumsum(bags.offsets[rows + 1] - bags.offsets[rows]) - 1) // BLOCK_IDS
+                bounds = [0, *(np.flatnonzero(pieces[1:] != pieces[:-1]) + 1), len(rows)]
+                hashes += [bag_hashes(bags.take(rows[start:stop])) for start, stop in pairwise(bounds)]
             joined = np.concatenate(hashes)
             self._add_hashes(joined[:, None], 0)
             self._number += 1
@@ -152,13 +156,6 @@ class _Rows:
         for half in range(2):
             columns = slice((half - self._number) % 2, values.shape[1], 2)
             self.halves[half][begin : begin + len(values)] += mixed[:, columns].sum(axis=1, dtype=np.uint64)
-
-
-def hashes_of_rows(bags: Bags, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return the hash [rows] of each row's bag; memory holds at most BLOCK_IDS ids and those of one bag at once."""
-    blocks = (np.cumsum(bags.offsets[rows + 1] - bags.offsets[rows]) - 1) // BLOCK_IDS
-    bounds = [0, *(np.flatnonzero(blocks[1:] != blocks[:-1]) + 1), len(rows)]
-    return np.concatenate([bag_hashes(bags.take(rows[start:stop])) for start, stop in pairwise(bounds)])
 
 
 def bag_hashes(bags: Bags) -> NDArray[np.uint64]:
