@@ -21,7 +21,7 @@ from common.keys import MISSING, key
 from common.machine import require_memory
 from data_prep.parsing.table import drop_empty_files
 from data_prep.sources.files import resolve_sources, without_packing
-from extensions.inspect.proposal import LEAK_AUC, Proposal, number_text, order_sentences, propose_schema
+from extensions.inspect.proposal import LEAK_AUC, Proposal, order_sentences, propose_schema
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,9 @@ def inspection_page(proposal: Proposal, directory: Path) -> str:
         sentences.insert(0, ("bad", f"Left out: {', '.join(leaks[:4])}, {words}"))
     files, columns = profile.sources, profile.columns
     missing, fields = sum(_missing_rows(proposal, column) for column in columns), profile.rows * len(columns)
-    low, high = (number_text(value) for value in (columns[label.column].low, columns[label.column].high))
     tiles = [
         ("Rows", count(profile.rows), plural(len(files), "file")),
-        ("Label", f"{low} to {high}", f"of {label.column}")
+        ("Label", f"{columns[label.column].low:,.8g} to {columns[label.column].high:,.8g}", f"of {label.column}")
         if label.rate is None
         else ("Label rate", percent(label.rate, 2), f"of {label.column}"),
         ("Missing fields", percent(missing / fields), f"{missing:,} of {fields:,}"),
@@ -138,9 +137,7 @@ def _histogram(proposal: Proposal, name: str) -> Chart:
         low, high = np.quantile(numbers, [0.005, 0.995])
         counts, edges = np.histogram(np.clip(numbers, low, high), BINS, (low, high))
         chart.series = [Series("rows", ((edges[1:] + edges[:-1]) / 2).tolist(), counts.tolist(), "bars")]
-        chart.note = (
-            f"From {number_text(numbers.min())} to {number_text(numbers.max())}; outer bars hold the values beyond."
-        )
+        chart.note = f"From {numbers.min():,.8g} to {numbers.max():,.8g}; outer bars hold the values beyond."
     return chart
 
 

@@ -646,7 +646,10 @@ def propose_schema(sources: Sequence[Source], label: str | None = None) -> Propo
         is_label = name == proposal.label.column
         use = Use("label", (), proposal.label.reason) if is_label else _choose_use(proposal, figures)
         proposal.uses[name] = _judge_leak(proposal, figures, use) if proposal.label.is_click else use
-    proposal.time = _choose_time(proposal)
+    # Rows are split by the column whose name says time, or else by that of most different times.
+    if times := [name for name, use in proposal.uses.items() if use.formats and _has_many_times(profile.columns[name])]:
+        column = max(times, key=lambda name: (bool(TIME_WORDS & words_of(name)), profile.columns[name].num_values))
+        proposal.time = column, proposal.uses[column].formats[0]
     # Texts that mean no value are named for columns of numbers and times; in others they are values like any other.
     times = [name for name in proposal.columns_of("sparse") if proposal.uses[name].formats]
     used = [*proposal.columns_of("dense"), *times]
@@ -825,16 +828,6 @@ def _find_separator(figures: ColumnFigures) -> str | None:
     return None
 
 
-def _choose_time(proposal: Proposal) -> tuple[str, str | None] | None:
-    """Return the column and format of the time of each row, by which rows are split; None if no column has it."""
-    columns = proposal.profile.columns
-    times = [name for name, use in proposal.uses.items() if use.formats and _has_many_times(columns[name])]
-    # A name that says time decides, then the number of different times.
-    merit = {name: (bool(TIME_WORDS & words_of(name)), columns[name].num_values) for name in times}
-    best = max(times, key=lambda name: merit[name], default=None)
-    return None if best is None else (best, proposal.uses[best].formats[0])
-
-
 def _judge_leak(proposal: Proposal, figures: ColumnFigures, use: Use) -> Use:
     """Return a column's use with its AUC; leave the column out if it alone predicts the label."""
     if use.place not in ("dense", "sparse"):
@@ -880,8 +873,3 @@ def _is_group(proposal: Proposal, name: str) -> bool:
     is_single = use.place == "sparse" and use.entries == (name,) and figures.kind != "list"
     is_many = MIN_GROUPS <= figures.num_values <= proposal.profile.rows / 2 and not figures.counts["empty"]
     return is_single and bool(GROUP_WORDS & words) and is_many
-
-
-def number_text(value: float) -> str:
-    """Return a number with thousands separators: a whole one in full, another with four digits."""
-    return f"{value:,.0f}" if math.isfinite(value) and value == int(value) else f"{value:,.4g}"
