@@ -115,12 +115,9 @@ INTERACTING = np.array([0, 1, 4, 5, 7, 13, 16, 22])
 
 FACTORS = 2  # length of the vector of a category of an interacting column
 # Frequent values have larger effects, since few rows would not suffice to learn effects of rare ones.
-CATEGORY_DECAY = FACTOR_DECAY = 0.4
+DECAY = np.float64(np.float32(0.4))
 INTEGER_SHARE = 2 / 3  # deviation of an integer's effect over that of a category's most frequent value
-# Deviations of the logits over the rows if `difficulty` and `interaction` are 1.
-SINGLE_DEVIATION = 0.8
-PAIR_DEVIATION = 1.0
-TRIPLE_DEVIATION = 0.5
+DEVIATIONS = (0.8, 1.0, 0.5)  # of the logits of columns, pairs and triples, if `difficulty` and `interaction` are 1
 MAX_STANDARD_SCORE = 2.5
 SHAPE_SEED, START_SEED, END_SEED = range(0x7EAC4E5, 0x7EAC4E8)
 
@@ -153,9 +150,18 @@ def make_teacher(config: SyntheticConfig, day: int) -> Teacher:
     largest = np.ceil(config.max_cardinality * np.sqrt(kaggle / kaggle.max()))
     cardinality = np.minimum(kaggle, largest).astype(np.int64)
     first, first_factor = offsets_of(cardinality), offsets_of(cardinality[INTERACTING])
-    main, factors, slope = _effects_of_day(config, int(first[-1]), int(first_factor[-1]), day)
-    decay = np.concatenate([_rank_decay(size, CATEGORY_DECAY) for size in cardinality])
-    factor_decay = np.concatenate([_rank_decay(size, FACTOR_DECAY) for size in cardinality[INTERACTING]])
+    # Effects turn, by an angle of `drift` a day, from one set of standard normal numbers to another.
+    sets = []
+    for seed in (START_SEED, END_SEED):
+        rng = seeded_generator([config.seed, seed])
+        slope = rng.standard_normal(len(INTEGER_MISSING), np.float32)
+        factors = rng.standard_normal((int(first_factor[-1]), FACTORS), np.float32)
+        sets.append((rng.standard_normal(int(first[-1]), np.float32), factors, slope))
+    # A rotation keeps the size of the effects, so days differ without becoming harder.
+    cosine, sine = np.float32(math.cos(config.drift * day)), np.float32(math.sin(config.drift * day))
+    main, factors, slope = (cosine * start + sine * end for start, end in zip(*sets, strict=True))
+    # By rank, in float64: NumPy's float32 power depends on the CPU.
+    decays = [(np.arange(1, size + 1, dtype=np.float64) ** -DECAY).astype(np.float32) for size in cardinality]
     rng = seeded_generator([config.seed, SHAPE_SEED])
     # Without salts, equal ranks of all columns would have the same value.
     salt = rng.integers(0, 2**32, len(cardinality), dtype=np.uint32)
@@ -166,9 +172,9 @@ def make_teacher(config: SyntheticConfig, day: int) -> Teacher:
         first=first[:-1],
         cardinality=cardinality,
         salt=salt,
-        main=(main * decay).astype(np.float32),
+        main=main * np.concatenate(decays),
         first_factor=first_factor[:-1],
-        factors=(factors * factor_decay[:, None]).astype(np.float32),
+        factors=factors * np.concatenate([decays[column] for column in INTERACTING])[:, None],
         pair_forms=pair_forms,
         triple_forms=triple_forms,
         slope=slope.astype(np.float64) * INTEGER_SHARE,
@@ -176,37 +182,9 @@ def make_teacher(config: SyntheticConfig, day: int) -> Teacher:
     )
 
 
-def _effects_of_day(
-    config: SyntheticConfig, num_values: int, num_vectors: int, day: int
-) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """Return the standard normal numbers of a day's effects.
-
-    They are of values [num_values], of factor vectors [num_vectors, FACTORS] and of integers' slopes [N].
-    They turn, by an angle of `drift` a day, from one set of random numbers to another.
-    """
-    angle = config.drift * day
-    sets = []
-    for seed in (START_SEED, END_SEED) if angle else (START_SEED,):
-        rng = seeded_generator([config.seed, seed])
-        slope = rng.standard_normal(len(INTEGER_MISSING), np.float32)
-        factors = rng.standard_normal((num_vectors, FACTORS), np.float32)
-        sets.append((rng.standard_normal(num_values, np.float32), factors, slope))
-    if angle:
-        # A rotation keeps the size of the effects, so days differ without becoming harder.
-        cosine, sine = np.float32(math.cos(angle)), np.float32(math.sin(angle))
-        main, factors, slope = (cosine * start + sine * end for start, end in zip(*sets, strict=True))
-        return main, factors, slope
-    return sets[0]
-
-
 def seeded_generator(key: list[int]) -> np.random.Generator:
     """Return a generator of random numbers that depend on `key` alone."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
-
-
-def _rank_decay(size: int, decay: float) -> NDArray[np.float32]:
-    """Return (1 + rank) ** -decay for ranks 0 to size - 1, in float64: NumPy's float32 power depends on the CPU."""
-    return (np.arange(1, size + 1, dtype=np.float64) ** -np.float64(np.float32(decay))).astype(np.float32)
 
 
 class Rows(NamedTuple):
@@ -272,8 +250,7 @@ def logits_of(teacher: Teacher, rows: Rows) -> NDArray[np.float64]:
 BLOCK_ROWS = 1 << 14  # rows of one stream of random numbers
 CALIBRATION_ROWS = 1 << 16  # rows of the sample that sets the scale of effects
 CALIBRATION_BLOCK = 2**31 - 1  # no real block has these random numbers
-GENERATOR_VERSION = 4
-FEW_VALUES = 128
+GENERATOR_VERSION = 5  # changes when the rows of a configuration change
 MAX_INTERCEPT = 30.0  # initial bound
 MAX_LOGIT = 700.0  # the exponential of larger ones is infinite
 TINY = 1e-9  # below this standard deviation all logits are the same
@@ -296,9 +273,12 @@ def calibrated_teacher(config: SyntheticConfig, day: int) -> Teacher:
     single = logits_of(without_triples._replace(pair_forms=np.zeros_like(teacher.pair_forms)), sample)
     pairs = logits_of(without_triples, sample) - single
     triples = logits_of(teacher, sample) - pairs - single
-    single_scale = _scale_to_deviation(SINGLE_DEVIATION, single) / config.difficulty
-    pair_scale = _scale_to_deviation(PAIR_DEVIATION, pairs) / config.difficulty * config.interaction
-    triple_scale = _scale_to_deviation(TRIPLE_DEVIATION, triples) / config.difficulty * config.interaction
+    single_scale, pair_scale, triple_scale = (
+        (deviation / part.std() if part.std() > TINY else 0.0) / config.difficulty * interaction
+        for part, deviation, interaction in zip(
+            (single, pairs, triples), DEVIATIONS, (1.0, config.interaction, config.interaction), strict=True
+        )
+    )
     total = single * single_scale + pairs * pair_scale + triples * triple_scale
     high = MAX_INTERCEPT
     while not _mean_probability(total - high) < config.click_rate < _mean_probability(total + high):
@@ -318,11 +298,6 @@ def calibrated_teacher(config: SyntheticConfig, day: int) -> Teacher:
         triple_forms=teacher.triple_forms * np.float32(triple_scale),
         intercept=np.array([low]),
     )
-
-
-def _scale_to_deviation(deviation: float, logits: NDArray[np.float64]) -> float:
-    """Return the factor that scales logits to a standard deviation; 0 if they are all the same."""
-    return float(deviation / logits.std()) if logits.std() > TINY else 0.0
 
 
 def _mean_probability(logits: NDArray[np.float64]) -> float:
@@ -449,8 +424,7 @@ def days_directory(data: DataConfig, root: Path) -> Path:
 
 def row_settings(config: SyntheticConfig) -> Json:
     """Return the settings that decide the rows, for the manifest's `extra`."""
-    # Version 4 cut the intercept off where a column has few values, so such rows have version 5.
-    return {"version": GENERATOR_VERSION + (config.max_cardinality <= FEW_VALUES), **asdict(config)}
+    return {"version": GENERATOR_VERSION, **asdict(config)}
 
 
 def generate_days(config: SyntheticConfig, directory: Path) -> list[str]:
