@@ -37,11 +37,14 @@ class MultiHotConfig:
         None, "directory of the bags of all ids; null: <data.path>/multi_hot", only_with="sizes", decides_bits=False
     )
 
-    def bags(self) -> MultiHot | None:
-        """Return the settings of bags in place of ids; None without sizes. Raise UserError for invalid values."""
+    def bags(self, num_features: int | None = None) -> MultiHot | None:
+        """Return the settings of bags in place of ids; None without sizes. Raise UserError for invalid values.
+
+        num_features: features of a dataset, each of which needs a size; None: any number of sizes is right.
+        """
         if self.sizes is None:
             return None
-        sizes = parse_sizes("data.multi_hot.sizes", self.sizes)
+        sizes = parse_sizes("data.multi_hot.sizes", self.sizes, num_features)
         return MultiHot(tuple(sizes), self.distribution or Distribution.uniform, self.seed or 0)
 
 

@@ -260,8 +260,8 @@ def verify_splits(root: Path, manifest: Manifest, names: list[str], config: Data
     if _must_verify(root, policy, size):
         for name, shard in shards:
             verify_shard(root, name, shard)
-    bags, rows = config.multi_hot.bags(), list(manifest.num_embeddings.values())
-    if bags is not None and len(bags.sizes) == len(rows):  # batch_builders refuses other numbers of sizes
+    rows = list(manifest.num_embeddings.values())
+    if (bags := config.multi_hot.bags(len(rows))) is not None:
         directory = bags_directory(root, config)
         if _must_verify(directory, policy, bags.table_bytes(rows)) and not verify_tables(directory, rows, bags):
             log.info("data: %s has no checksums of these bags yet", directory)
@@ -564,9 +564,9 @@ def batch_builders(root: Path, manifest: Manifest, config: DataConfig) -> Callab
 
     Rows have one id per bag, bags of their own, or bags that replace ids. Raise UserError for bags of both kinds.
     """
-    bags, rows, tables = config.multi_hot.bags(), list(manifest.num_embeddings.values()), None
-    if bags is not None:
+    rows, tables = list(manifest.num_embeddings.values()), None
+    if (bags := config.multi_hot.bags(len(rows))) is not None:
         if manifest.ragged:
             raise UserError(f"data.multi_hot.sizes: {root} has multi-hot columns of its own; leave it out")
-        tables = MultiHotTables.open(bags_directory(root, config), rows, bags, "data.multi_hot.directory")
+        tables = MultiHotTables.open(bags_directory(root, config), rows, bags)
     return lambda size: BatchBuilder(list(manifest.num_embeddings), size, manifest.ragged, tables)

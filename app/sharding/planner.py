@@ -556,8 +556,8 @@ def bag_sizes(config: AppConfig, features: Features, means: Mapping[str, float])
     """
     if (parts := config.model.parts) is not None:
         return parts.bag_sizes(config, features)
-    names, bags = list(features.num_embeddings), config.data.multi_hot.bags()
-    if bags is not None:
+    names = list(features.num_embeddings)
+    if (bags := config.data.multi_hot.bags(len(names))) is not None:
         return {name: float(size) for name, size in zip(names, bags.sizes, strict=True)}
     return {name: means.get(name, 1.0) for name in names}
 
@@ -570,9 +570,8 @@ def bag_sizes_of(config: AppConfig, root: Path, manifest: Manifest) -> dict[str,
 
 def multi_hot_features(multi_hot: MultiHotConfig, manifest: Manifest) -> list[str]:
     """Return the features of a dataset whose bags may have more or fewer ids than one."""
-    bags, features = multi_hot.bags(), list(manifest.num_embeddings)
-    if bags is not None:
-        bags.check(len(features))
+    features = list(manifest.num_embeddings)
+    bags = multi_hot.bags(len(features))
     sizes = bags.sizes if bags is not None else (1,) * len(features)
     pairs = zip(features, sizes, strict=True)
     return [feature for feature, size in pairs if size != 1 or feature in manifest.ragged]

@@ -53,13 +53,6 @@ class MultiHot:
     distribution: Distribution = Distribution.uniform
     seed: int = 0
 
-    def check(self, num_features: int) -> None:
-        """Raise UserError unless `sizes` has one entry for each of `num_features` features."""
-        if len(self.sizes) != num_features:
-            raise UserError(
-                f"multi-hot sizes: {len(self.sizes)} given for {num_features} features; give one per feature"
-            )
-
     def table_bytes(self, num_embeddings: Sequence[int]) -> int:
         """Return the bytes on disk of the bags of all ids; num_embeddings: ids by feature. Size 1 needs no file."""
         return sum(ID_BYTES * rows * size for rows, size in zip(num_embeddings, self.sizes, strict=True) if size > 1)
@@ -95,16 +88,11 @@ class MultiHotTables:
         return [1 if table is None else table.shape[1] for table in self.tables]
 
     @classmethod
-    def open(
-        cls, parent: Path, num_embeddings: Sequence[int], bags: MultiHot, key: str = "data.path"
-    ) -> "MultiHotTables":
+    def open(cls, parent: Path, num_embeddings: Sequence[int], bags: MultiHot) -> "MultiHotTables":
         """Open the tables in a subdirectory of `parent`; draw them first if they are missing.
 
         Drawing takes constant memory. A file lock lets one process draw while others wait.
-
-        key: configuration key of `parent`, named in errors.
         """
-        bags.check(len(num_embeddings))
         directory = _locate_tables(parent, num_embeddings, bags)
         sums = directory / SUMS_NAME
         try:
@@ -113,13 +101,13 @@ class MultiHotTables:
                 with FileLock(directory / LOCK_NAME):
                     # Whoever waited for the lock may find the tables drawn, so they are looked for a second time.
                     if not sums.is_file():
-                        _draw_tables(directory, num_embeddings, bags, key)
+                        _draw_tables(directory, num_embeddings, bags)
             files = [None if size == 1 else directory / f"{feature}.npy" for feature, size in enumerate(bags.sizes)]
             return cls([None if path is None else np.load(path, mmap_mode="r") for path in files])
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{directory}: the multi-hot tables cannot be written or read there ({error}); free some space, "
-                f"{REMEDY}, or choose another {key}"
+                f"{REMEDY}, or choose another data.multi_hot.directory"
             ) from error
 
     def expand(self, feature: int, ids: NDArray[np.int32], out: NDArray[np.int32] | None = None) -> NDArray[np.int32]:
@@ -204,7 +192,7 @@ def _copy_bags(table: NDArray[np.int32], size: int, ids: NDArray[np.int32], out:
     return True
 
 
-def _draw_tables(directory: Path, num_embeddings: Sequence[int], bags: MultiHot, key: str) -> None:
+def _draw_tables(directory: Path, num_embeddings: Sequence[int], bags: MultiHot) -> None:
     """Draw the bags of all ids, table by table, in blocks; the arguments are those of `MultiHotTables.open`."""
     # Tables without sums are those of a killed process.
     for leftover in (directory / SUMS_NAME, *directory.glob("*.npy"), *directory.glob("*.npy.*")):
@@ -213,7 +201,7 @@ def _draw_tables(directory: Path, num_embeddings: Sequence[int], bags: MultiHot,
     if table_bytes > free:
         raise UserError(
             f"{directory}: the multi-hot tables need {format_bytes(table_bytes)}, {format_bytes(free)} are free; free "
-            f"some, or choose another {key}"
+            "some, or choose another data.multi_hot.directory"
         )
     if table_bytes > REPORTED_BYTES:
         print(f"{directory}: drawing {format_bytes(table_bytes)} of multi-hot tables, once", file=sys.stderr)
