@@ -13,14 +13,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
-from msgspec import structs
 from numpy.typing import NDArray
 
 from common.errors import UserError
 from common.files import FileDigest
 from data_prep.codec.convert import (
     EMPTY,
-    convert,
     distinct,
     distinct_texts,
     excerpt,
@@ -309,17 +307,15 @@ class Encoder:
         values: an Arrow array or a list of Python values, as raw rows have them: of a feature that is a part of a date,
         the date; of a multi-hot one, one of a list's values.
         """
-        name = f"values of {feature}"
-        if self._table is None:
-            columns: dict[str, list[Any]] = {column: [""] * len(values) for column in self.input_columns}
-            distinct_values, codes, _ = self.parse_columns({**columns, feature: values}, name).values[feature]
-        else:
-            parts = tuple(part for part in self._table.parts if part.feature == feature)
-            column = parts[0].column if parts else feature
-            table = structs.replace(self._table, dense=(), vectors=(), sparse=(feature,), separators=(), parts=parts)
-            batch = RawRows({column: values}, len(values), numbered_rows(name, range(1, len(values) + 1)))
-            [texts] = convert(batch, table, forms=self._codec.forms).categories
-            distinct_values, codes = text_values(texts.values.dictionary), texts.values.indices.to_numpy()
+        column, rules = feature, {**self._rules, "dense": [], "sparse": [feature]}
+        if (table := rules["table"]) is not None:
+            parts = [part for part in table["parts"] if part["feature"] == feature]
+            column = parts[0]["column"] if parts else feature
+            # Without separators, as a value may contain one.
+            alone = {"dense": (), "limits": (), "vectors": (), "sparse": (feature,), "separators": (), "parts": parts}
+            rules["table"] = {**table, **alone}
+        batch = RawRows({column: values}, len(values), numbered_rows(f"values of {feature}", range(1, len(values) + 1)))
+        distinct_values, codes, _ = RowCodec(rules, {}).parse(batch).values[feature]
         ids, missing = self._codec.ids(feature, distinct_values)
         ids[missing] = NO_ID
         return ids[codes]
