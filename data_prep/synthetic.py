@@ -19,7 +19,6 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +34,7 @@ from data_prep.codec.values import Bags, offsets_of
 from data_prep.config import MAX_TABLE_ROWS, DataConfig, IdDistribution, RandomConfig, SyntheticConfig
 from data_prep.dataset.format import SPLITS, ShardArrays
 from data_prep.dataset.multi_hot import MLPERF_V2, parse_sizes
-from data_prep.dataset.options import CRITEO_NUM_DENSE, Schema
+from data_prep.dataset.options import CRITEO_NUM_DENSE, Schema, to_json
 from data_prep.io import ArrayWriter
 from data_prep.sources.files import RAW_DIRECTORY, Source, resolve_sources, sources_of_generated
 
@@ -517,7 +516,7 @@ class RandomRows:
         ragged = tuple(name for name, is_ragged in zip(names, self._is_ragged, strict=True) if is_ragged)
         self.schema = Schema("label", dense, tuple(names), ragged)
         self.num_embeddings = dict(zip(names, self._tables, strict=True))
-        settings = {key: value.value if isinstance(value, Enum) else value for key, value in asdict(config).items()}
+        settings = to_json(config)
         if config.distribution is IdDistribution.zipf:
             settings["version"] = ZIPF_VERSION
         self.encoding: dict[str, Any] = {"name": "random", "random": settings}

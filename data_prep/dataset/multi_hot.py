@@ -6,7 +6,6 @@ Each id has a fixed bag: the id itself, then ids drawn once. The draws repeat th
 
 import hashlib
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from common.documents import decode
 from common.errors import UserError
-from common.files import FileDigest, digest_file, format_bytes, sync, write_atomically
+from common.files import FileDigest, Need, digest_file, format_bytes, require_room, sync, write_atomically
 from common.jit import copy_16, jit, prefetch
 from data_prep.dataset.options import to_json
 from data_prep.io import ArrayWriter
@@ -195,14 +194,11 @@ def _copy_bags(table: NDArray[np.int32], size: int, ids: NDArray[np.int32], out:
 def _draw_tables(directory: Path, num_embeddings: Sequence[int], bags: MultiHot) -> None:
     """Draw the bags of all ids, table by table, in blocks; the arguments are those of `MultiHotTables.open`."""
     # Tables without sums are those of a killed process.
-    for leftover in (directory / SUMS_NAME, *directory.glob("*.npy"), *directory.glob("*.npy.*")):
-        leftover.unlink(missing_ok=True)
-    table_bytes, free = bags.table_bytes(num_embeddings), shutil.disk_usage(directory).free
-    if table_bytes > free:
-        raise UserError(
-            f"{directory}: the multi-hot tables need {format_bytes(table_bytes)}, {format_bytes(free)} are free; free "
-            "some, or choose another data.multi_hot.directory"
-        )
+    for leftover in (*directory.glob("*.npy"), *directory.glob("*.npy.*")):
+        leftover.unlink()
+    table_bytes = bags.table_bytes(num_embeddings)
+    need = Need(directory, table_bytes, "for the multi-hot tables")
+    require_room([need], "free some, or choose another data.multi_hot.directory")
     if table_bytes > REPORTED_BYTES:
         print(f"{directory}: drawing {format_bytes(table_bytes)} of multi-hot tables, once", file=sys.stderr)
     sums = {}
