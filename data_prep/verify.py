@@ -20,7 +20,6 @@ from common.cli import EXIT_DONE
 from common.errors import UserError
 from common.files import FileDigest
 from common.keys import refuse
-from data_prep.codec.values import Bags
 from data_prep.config import PrepConfig, unused_key_faults
 from data_prep.dataset.format import (
     MANIFEST_NAME,
@@ -86,52 +85,39 @@ def _refuse_unnamed_files(root: Path, manifest: Manifest, vocabulary: dict[str, 
 
 def _check_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> int:
     """Refuse a shard with a wrong checksum, shape or value; return the number of its labels 1."""
+
+    def refuse(kind: str, bad: NDArray[np.bool_], columns: list[str]) -> None:
+        """Raise UserError for the first value that `bad` [rows, columns] marks, in the rows from `start` on."""
+        if bad.any():
+            row, column = np.argwhere(bad)[0]
+            place = f"{shard_path(root, split, shard.name, kind)}: row {start + row + 1}, column {columns[column]}"
+            raise UserError(f"{place}: value out of range; preprocess again")
+
     # Checksums come first, so that a changed file is named as such, not by some value in it.
     verify_shard(root, split, shard)
     features = [name for name in manifest.schema["sparse"] if name not in manifest.ragged]
     arrays = open_shard(root, split, shard, manifest)
-    for feature, bags in zip(manifest.ragged, arrays.bags, strict=True):
-        _verify_bags(root, split, shard, feature, bags, manifest.num_embeddings[feature])
     limits = np.array([manifest.num_embeddings[name] for name in features])
-    positives = 0
+    is_number, positives = manifest.label_kind is LabelKind.number, 0
     for start in range(0, shard.rows, CHECKED_ROWS):
-        labels = arrays.labels[start : start + CHECKED_ROWS, 0]
-        dense = arrays.dense[start : start + CHECKED_ROWS]
-        sparse = arrays.sparse[start : start + CHECKED_ROWS]
-        is_number = manifest.label_kind is LabelKind.number
-        bad = ~np.isfinite(labels) if is_number else ~np.isin(labels, (0, 1))
-        checks = [("labels", bad[:, None], [manifest.schema["label"]])]
+        part = arrays.part(start, min(start + CHECKED_ROWS, shard.rows))
+        bad = ~np.isfinite(part.labels) if is_number else ~np.isin(part.labels, (0, 1))
+        refuse("labels", bad, [manifest.schema["label"]])
         if manifest.encoding["name"] != "torchrec":  # its integers may overflow, as in TorchRec
-            checks.append(("dense", ~np.isfinite(dense), manifest.schema["dense"]))
-        checks.append(("sparse", (sparse < 0) | (sparse >= limits), features))
-        if arrays.weights is not None:
-            weights = arrays.weights[start : start + CHECKED_ROWS]
-            checks.append((WEIGHTS, ~(np.isfinite(weights) & (weights >= 0)), [manifest.weight]))
-        for kind, is_bad, columns in checks:
-            _refuse_bad_values(shard_path(root, split, shard.name, kind), start, is_bad, columns)
-        positives += int(np.count_nonzero(labels == 1))
+            refuse("dense", ~np.isfinite(part.dense), manifest.schema["dense"])
+        refuse("sparse", (part.sparse < 0) | (part.sparse >= limits), features)
+        if part.weights is not None:
+            refuse(WEIGHTS, ~(np.isfinite(part.weights) & (part.weights >= 0)), [manifest.weight])
+        for feature, bags in zip(manifest.ragged, part.bags, strict=True):
+            bad = (bags.lengths < 0) | (bags.offsets[:-1] < 0) | (bags.offsets[1:] > len(bags.values))
+            refuse("offsets", bad[:, None], [feature])
+            # The bag of a bad id is the one whose offsets enclose the id's place.
+            is_outside = (bags.ids < 0) | (bags.ids >= manifest.num_embeddings[feature])
+            places = np.flatnonzero(is_outside) + bags.offsets[0]
+            bad = np.isin(np.arange(1, len(bags.offsets)), np.searchsorted(bags.offsets, places, "right"))
+            refuse("values", bad[:, None], [feature])
+        positives += int(np.count_nonzero(part.labels == 1))
     return positives
-
-
-def _verify_bags(root: Path, split: str, shard: Shard, feature: str, bags: Bags, limit: int) -> None:
-    """Check the bags of one multi-hot feature: ascending offsets within the values, and ids in the table."""
-    for start in range(0, shard.rows, CHECKED_ROWS):
-        part = bags.part(start, min(start + CHECKED_ROWS, shard.rows))
-        bad = (part.lengths < 0) | (part.offsets[:-1] < 0) | (part.offsets[1:] > len(part.values))
-        _refuse_bad_values(shard_path(root, split, shard.name, "offsets"), start, bad[:, None], [feature])
-        # The bag of a bad id is the one whose offsets enclose the id's place.
-        places = np.flatnonzero((part.ids < 0) | (part.ids >= limit)) + part.offsets[0]
-        bad = np.isin(np.arange(1, len(part.offsets)), np.searchsorted(part.offsets, places, "right"))
-        _refuse_bad_values(shard_path(root, split, shard.name, "values"), start, bad[:, None], [feature])
-
-
-def _refuse_bad_values(path: Path, start: int, bad: NDArray[Any], columns: list[str]) -> None:
-    """Raise UserError for the first value that `bad` [rows, columns] marks, in a block from row `start` on."""
-    if bad.any():
-        row, column = np.argwhere(bad)[0]
-        raise UserError(
-            f"{path}: row {start + row + 1}, column {columns[column]}: value out of range; preprocess again"
-        )
 
 
 def _check_rate(root: Path, key: str, rate: float | None, positives: int, rows: int) -> None:
