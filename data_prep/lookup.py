@@ -23,17 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from common.files import FileDigest
 from common.jit import Int, jit
-from data_prep.codec.values import (
-    HASHED,
-    ColumnTransform,
-    largest_input,
-    text_values,
-    transform_columns,
-    transform_numbers,
-)
-from data_prep.dataset.format import REMEDY, Manifest, verify_file
+from data_prep.codec.values import HASHED, ColumnTransform, largest_input, transform_columns, transform_numbers
+from data_prep.dataset.format import REMEDY, Manifest
 from data_prep.dataset.options import DenseTransform, Table
 from data_prep.io import open_array
 
@@ -362,7 +354,6 @@ def transform_dense(
 
 
 TEXT_KINDS = ("texts", "offsets")
-CHECKED_VALUES = 1 << 18  # values compared with their texts at once
 
 
 def text_path(root: Path, feature: str, kind: str) -> Path:
@@ -425,21 +416,6 @@ def text_buffers(texts: Any) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     offsets = np.frombuffer(offset_bytes, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     content = np.frombuffer(b"" if data is None else data, np.uint8)[offsets[0] : offsets[-1]]
     return offsets - offsets[0], content
-
-
-def verify_texts(root: Path, manifest: Manifest) -> None:
-    """Compare the texts with their checksums, and with the values that they belong to."""
-    for feature, entry in (manifest.encoding.get("vocabulary") or {}).items():
-        for kind, digest in (entry.get("texts") or {}).items():
-            verify_file(text_path(root, feature, kind), FileDigest(digest["bytes"], digest["sha256"]))
-        if entry.get("texts"):
-            values, start = open_array(vocabulary_path(root, feature)), 0
-            for texts in VocabularyTexts(root, feature).blocks(CHECKED_VALUES):
-                keys = text_values(texts)
-                if not np.array_equal(keys, values[start : start + len(keys)]):
-                    path = text_path(root, feature, TEXT_KINDS[0])
-                    raise UserError(f"{path}: are not the texts of the values in {feature}.npy; {REMEDY}")
-                start += len(keys)
 
 
 def vocabulary_values(root: Path, manifest: Manifest, feature: str, ids: Sequence[int]) -> list[str | None]:

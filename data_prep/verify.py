@@ -10,6 +10,7 @@ if __name__ == "__main__":  # before the imports below, which may take seconds
     run(COMMANDS["verify-data"])
 
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from data_prep.dataset.format import (
 from data_prep.dataset.kinds import split_directories
 from data_prep.dataset.multi_hot import SUMS_NAME, TABLES_DIRECTORY, verify_sums
 from data_prep.dataset.options import LabelKind
-from data_prep.lookup import VOCABULARY_DIRECTORY, VocabularyTexts, text_path, verify_texts, vocabulary_path
+from data_prep.lookup import VOCABULARY_DIRECTORY, VocabularyTexts, text_path, vocabulary_path
 
 CHECKED_ROWS = 1 << 18  # rows of a shard checked at once
 
@@ -44,12 +45,14 @@ CHECKED_ROWS = 1 << 18  # rows of a shard checked at once
 def verify_dataset(root: Path) -> Manifest:
     """Check all files of a dataset, and return its manifest; raise UserError for the first fault."""
     manifest = load_manifest(root)
-    vocabulary = manifest.encoding.get("vocabulary", {})
+    vocabulary: dict[Path, Any] = {}
+    for feature, entry in manifest.encoding.get("vocabulary", {}).items():
+        texts = {text_path(root, feature, kind): digest for kind, digest in entry.get("texts", {}).items()}
+        vocabulary |= {vocabulary_path(root, feature): entry} | texts
     _refuse_unnamed_files(root, manifest, vocabulary)
     (manifest.kind.verify or verify_rows)(root, manifest)
-    for feature, entry in vocabulary.items():
-        verify_file(vocabulary_path(root, feature), FileDigest(entry["bytes"], entry["sha256"]))
-    verify_texts(root, manifest)
+    for path, digest in vocabulary.items():
+        verify_file(path, FileDigest(digest["bytes"], digest["sha256"]))
     for path in sorted((root / TABLES_DIRECTORY).glob(f"*/{SUMS_NAME}")):
         verify_sums(path)
     return manifest
@@ -65,12 +68,9 @@ def verify_rows(root: Path, manifest: Manifest) -> None:
     _check_rate(root, "label_rate", manifest.label_rate, positives, manifest.rows if has_rate else 0)
 
 
-def _refuse_unnamed_files(root: Path, manifest: Manifest, vocabulary: dict[str, Any]) -> None:
+def _refuse_unnamed_files(root: Path, manifest: Manifest, vocabulary: Iterable[Path]) -> None:
     """Refuse the first file in the dataset's directories that the manifest does not name."""
-    dataset_files = {vocabulary_path(root, feature) for feature in vocabulary}
-    dataset_files |= {
-        text_path(root, feature, kind) for feature in vocabulary for kind in vocabulary[feature].get("texts", ())
-    }
+    dataset_files = set(vocabulary)
     for name, split in manifest.splits.items():
         dataset_files |= {shard_path(root, name, shard.name, kind) for shard in split.shards for kind in shard.files}
     for name in dict.fromkeys((*split_directories(), *manifest.splits, VOCABULARY_DIRECTORY)):
