@@ -176,34 +176,6 @@ class ColumnFigures:
         return np.array([number_of(text, NUMBERS) for text in self.texts])
 
 
-PATTERNS = (
-    *(day + time for day in ("%d.%m.%Y", "%Y/%m/%d", "%d/%m/%Y", "%m/%d/%Y") for time in ("", " %H:%M", " %H:%M:%S")),
-    "%d %b %Y",
-    "%a %b %d %H:%M:%S %Y",
-)
-ISO = None
-DAY = "%Y%m%d"  # of numbers such as 20240131
-MIN_EPOCH, MAX_EPOCH = 631_152_000, 4_102_444_800  # 1990 to 2100, in seconds: earlier numbers are rarely times
-
-
-def time_formats(figures: ColumnFigures) -> list[str | None]:
-    """Return the formats of times that all sampled texts of a column have; None for ISO 8601 or a type."""
-    if figures.kind == "time":
-        return [ISO]
-    if figures.kind == "list" or figures.has_others or figures.has_fractions:
-        return []
-    filled, are_numbers = {text.strip() for text in figures.texts}, figures.are_numbers(with_marks=True)
-
-    def is_time(text: str, form: str | None) -> bool:
-        moment = read_time(text, form)
-        if moment is None or not are_numbers:
-            return moment is not None
-        return MIN_EPOCH * 1e6 <= moment < MAX_EPOCH * 1e6 and (form != DAY or len(text) == len("20240131"))
-
-    forms = (*EPOCHS, DAY) if are_numbers else (ISO, *PATTERNS)
-    return [form for form in forms if filled and all(is_time(text, form) for text in filled)]
-
-
 CHUNK_BYTES = 8 << 20  # of a file, read at once
 FIRST_BYTES, LINES = 1 << 20, 50  # of a file, which show the delimiter
 SAMPLE_ROWS, SAMPLE_FIELDS = 50_000, 2_000_000  # most rows and fields of the sample
@@ -387,12 +359,28 @@ def find_label(profile: TableProfile, label_key: str | None) -> Label:
 
     label_key: column, or rule such as "rating >= 4"; None: a column named as one of LABEL_NAMES.
     """
-    column, rule = _find_label_column(profile, label_key)
-    figures, path = profile.columns[column], profile.sources[0].path
+    path, names, column, rule = profile.sources[0].path, list(profile.columns), label_key, None
+    shown = ", ".join(filter(None, names))[:NAMES_LENGTH]
+    if label_key is None:
+        by_lower = {name.lower(): name for name in reversed(names)}
+        column = next((by_lower[name] for name in LABEL_NAMES if name in by_lower), None)
+    elif label_key not in names and (match := COLUMN_AND_RULE.fullmatch(label_key.strip())):
+        column, rule = match.groups()
+    if column is None:
+        raise UserError(
+            f"{path}: no column is named {', '.join(LABEL_NAMES[:-1])} or {LABEL_NAMES[-1]}, so the label is not "
+            f"known; give data.label=COLUMN, one of {shown}"
+        )
+    if column not in names:
+        raise UserError(f"data.label={label_key}: no such column; the table has {shown}")
+    try:
+        # A rule such as `== none` may name as a value a word that elsewhere means none.
+        named = None if rule is None else parse_rule(rule).value
+    except ValueError as error:
+        raise UserError(f"data.label={label_key}: {error}") from error
+    figures = profile.columns[column]
     if figures.kind == "list" or figures.has_others or not figures.filled:
         raise UserError(f"{path}, column {column}: no values that a label can have; name another column in data.label")
-    # A rule such as `== none` may name such a word as a value.
-    named = None if rule is None else parse_rule(rule).value
     marks = [mark for mark in figures.marks if mark != named]
     if absent := figures.counts["empty"] + sum(figures.marks[mark] for mark in marks):
         fields = zip(profile.sampled.tolist(), figures.sample, strict=True)
@@ -414,29 +402,6 @@ def find_label(profile: TableProfile, label_key: str | None) -> Label:
         lambda index: f"{path}: row {profile.sampled[index] + 1} of the table",
     )
     return Label(column, rule, kind, reason, convert_rows(rows, table).labels.astype(np.float64))
-
-
-def _find_label_column(profile: TableProfile, label_key: str | None) -> tuple[str, str | None]:
-    """Return the label's column, as given or by LABEL_NAMES, and the rule that was given with it, else None."""
-    names = list(profile.columns)
-    shown = ", ".join(filter(None, names))[:NAMES_LENGTH]
-    if label_key is None:
-        by_lower = {name.lower(): name for name in reversed(names)}
-        if known := next((by_lower[name] for name in LABEL_NAMES if name in by_lower), None):
-            return known, None
-        raise UserError(
-            f"{profile.sources[0].path}: no column is named {', '.join(LABEL_NAMES[:-1])} or {LABEL_NAMES[-1]}, so the "
-            f"label is not known; give data.label=COLUMN, one of {shown}"
-        )
-    if label_key in names:
-        return label_key, None
-    if (match := COLUMN_AND_RULE.fullmatch(label_key.strip())) and match[1] in names:
-        try:
-            parse_rule(match[2])
-        except ValueError as error:
-            raise UserError(f"data.label={label_key}: {error}") from error
-        return match[1], match[2]
-    raise UserError(f"data.label={label_key}: no such column; the table has {shown}")
 
 
 def _choose_rule(place: str, figures: ColumnFigures) -> tuple[str | None, LabelKind, str]:
@@ -577,6 +542,14 @@ def _is_grouped(texts: list[str]) -> bool:
     return different <= len(texts) / 2 and 1 + sum(map(ne, texts, texts[1:])) == different
 
 
+PATTERNS = (
+    *(day + time for day in ("%d.%m.%Y", "%Y/%m/%d", "%d/%m/%Y", "%m/%d/%Y") for time in ("", " %H:%M", " %H:%M:%S")),
+    "%d %b %Y",
+    "%a %b %d %H:%M:%S %Y",
+)
+ISO = None
+DAY = "%Y%m%d"  # of numbers such as 20240131
+MIN_EPOCH, MAX_EPOCH = 631_152_000, 4_102_444_800  # 1990 to 2100, in seconds: earlier numbers are rarely times
 ID_WORDS = {
     *("id", "ids", "uid", "uuid", "code", "zip", "key", "hash", "user", "item", "customer", "product", "movie", "ad"),
     *("artist", "track", "advertiser", "campaign", "device", "session", "category", "cat", "type", "brand", "store"),
@@ -685,11 +658,8 @@ def _choose_use(proposal: Proposal, figures: ColumnFigures) -> Use:
         return Use("out", (), reason)
     if figures.kind == "list":
         return Use("sparse", (figures.name,), f"lists of {values}")
-    if has_text or not figures.marks:
-        formats = time_formats(figures)
-        # Numbers may be times or anything else, so only a name makes them times.
-        if formats and (formats[0] not in EPOCHS or TIME_WORDS & words_of(figures.name)):
-            return _use_of_time(proposal, figures, formats, can_name_table)
+    if (has_text or not figures.marks) and (use := _use_of_time(proposal, figures, can_name_table)) is not None:
+        return use
     # data_prep takes text of a typed file for categories alone.
     is_number = figures.are_numbers(with_marks=has_text) and figures.kind != "text"
     is_whole = is_number and not figures.counts["fraction"] and not figures.counts["truth"]
@@ -788,9 +758,26 @@ def _use_of_number(figures: ColumnFigures, numbers: NDArray[np.float64], more: s
     return Use("dense", ({"column": figures.name, "transform": "standard"},), f"{reason}{more}")
 
 
-def _use_of_time(proposal: Proposal, figures: ColumnFigures, formats: list[str | None], can_name_table: bool) -> Use:
-    """Return the use of a column of times: its parts weekday and hour that differ between rows."""
-    texts = [text.strip() for text in figures.texts]
+def _use_of_time(proposal: Proposal, figures: ColumnFigures, can_name_table: bool) -> Use | None:
+    """Return the use of a column of times, its parts weekday and hour that differ between rows; None for others."""
+    texts, are_numbers = [text.strip() for text in figures.texts], figures.are_numbers(with_marks=True)
+
+    def is_time(text: str, form: str | None) -> bool:
+        moment = read_time(text, form)
+        if moment is None or not are_numbers:
+            return moment is not None
+        return MIN_EPOCH * 1e6 <= moment < MAX_EPOCH * 1e6 and (form != DAY or len(text) == len("20240131"))
+
+    formats: tuple[str | None, ...] = (ISO,)
+    if figures.kind != "time":
+        if figures.has_others or figures.has_fractions or not texts:
+            return None
+        forms = (*EPOCHS, DAY) if are_numbers else (ISO, *PATTERNS)
+        different = set(texts)
+        formats = tuple(form for form in forms if all(is_time(text, form) for text in different))
+    # Numbers may be times or anything else, so only a name makes them times.
+    if not formats or (formats[0] in EPOCHS and not TIME_WORDS & words_of(figures.name)):
+        return None
     times = np.array([read_time(text, formats[0]) for text in texts], np.int64).astype("M8[us]")
     shown = f"times, {texts[0]} and others" if texts else "times"
     if len(formats) > 1 and formats[0] not in EPOCHS:
@@ -805,7 +792,7 @@ def _use_of_time(proposal: Proposal, figures: ColumnFigures, formats: list[str |
     ]
     ascends = _has_many_times(figures) and bool((times[1:] >= times[:-1]).all())
     reason = shown if parts else f"{shown}: no part is of use"
-    return Use("sparse" if parts else "out", tuple(parts), reason, None, tuple(formats), ascends)
+    return Use("sparse" if parts else "out", tuple(parts), reason, None, formats, ascends)
 
 
 def _has_many_times(figures: ColumnFigures) -> bool:
