@@ -313,7 +313,6 @@ class BatchBuilder:
                 out[:] = rows.sparse[:, column]
             else:
                 self._tables.expand(feature, rows.sparse[:num_valid, column], out)
-                self._tables.require_rows(feature, out)
         return values
 
 

@@ -109,25 +109,17 @@ class MultiHotTables:
                 f"{REMEDY}, or choose another data.multi_hot.directory"
             ) from error
 
-    def expand(self, feature: int, ids: NDArray[np.int32], out: NDArray[np.int32] | None = None) -> NDArray[np.int32]:
-        """Return the bags [rows, size] int32 of one feature's ids [rows], in `out` [rows * size] if given.
+    def expand(self, feature: int, ids: NDArray[np.int32], out: NDArray[np.int32]) -> None:
+        """Write the bags of one feature's ids [rows] to `out` [rows * size].
 
-        Raises IndexError: an id is outside the table.
+        Raises IndexError: an id is outside the table. UserError: a bag holds such an id, so the file was changed.
         """
         table = self.tables[feature]
-        if table is None:
-            return ids[:, None]
-        size = table.shape[1]
-        out = np.empty(len(ids) * size, np.int32) if out is None else out
-        if not _copy_bags(table.reshape(-1), size, ids, out):
+        assert table is not None, "bags of one id are the ids"
+        if not _copy_bags(table.reshape(-1), table.shape[1], ids, out):
             raise IndexError(f"feature {feature}: an id is not in its multi-hot table of {len(table)} rows")
-        return out.reshape(len(ids), size)
-
-    def require_rows(self, feature: int, ids: NDArray[np.int32]) -> None:
-        """Raise UserError if one of `ids`, members of bags, is outside the feature's table: the file was changed."""
-        table = self.tables[feature]
         # As an unsigned integer, a negative id is above any table.
-        if table is not None and len(ids) and ids.view(np.uint32).max() >= len(table):
+        if len(out) and out.view(np.uint32).max() >= len(table):
             name = getattr(table, "filename", f"feature {feature}")
             raise UserError(f"{name}: a bag holds an id beyond its table of {len(table)} rows; {REMEDY}")
 

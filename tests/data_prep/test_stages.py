@@ -92,13 +92,15 @@ def test_every_fitted_transform_is_finite_and_keeps_the_order(name: str, fitted:
 def test_bags_are_the_rows_of_their_table(data: st.DataObject) -> None:
     size, rows = data.draw(st.integers(2, 40)), data.draw(st.integers(1, 30))
     ids = np.array(data.draw(st.lists(st.integers(0, rows - 1), max_size=50)), np.int32)
-    table = np.arange(rows * size, dtype=np.int32).reshape(rows, size)
+    table = (np.arange(rows * size, dtype=np.int32) * 7 % rows).reshape(rows, size)
     tables = MultiHotTables([None, table])
     guarded = np.full((len(ids) + 2) * size, -1, np.int32)
     tables.expand(1, ids, guarded[size:-size])
     np.testing.assert_array_equal(guarded[size:-size].reshape(-1, size), table[ids])
     assert (guarded[[*range(size), *range(-size, 0)]] == -1).all()
-    np.testing.assert_array_equal(tables.expand(1, np.stack([ids, ids], 1)[:, 0]), table[ids])
+    bags = np.empty(len(ids) * size, np.int32)
+    tables.expand(1, np.stack([ids, ids], 1)[:, 0], bags)
+    np.testing.assert_array_equal(bags.reshape(-1, size), table[ids])
     for beyond in (-1, rows, 2**31 - 1):
         with pytest.raises(IndexError, match="an id is not in its multi-hot table"):
-            tables.expand(1, np.array([*ids, beyond], np.int32))
+            tables.expand(1, np.array([*ids, beyond], np.int32), np.empty(len(ids) * size + size, np.int32))
