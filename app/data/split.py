@@ -263,8 +263,8 @@ def verify_splits(root: Path, manifest: Manifest, names: list[str], config: Data
     rows = list(manifest.num_embeddings.values())
     if (bags := config.multi_hot.bags(len(rows))) is not None:
         directory = bags_directory(root, config)
-        if _must_verify(directory, policy, bags.table_bytes(rows)) and not verify_tables(directory, rows, bags):
-            log.info("data: %s has no checksums of these bags yet", directory)
+        if _must_verify(directory, policy, bags.table_bytes(rows)):
+            verify_tables(directory, rows, bags)
 
 
 def bags_directory(root: Path, config: DataConfig) -> Path:
