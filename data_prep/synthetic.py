@@ -528,24 +528,22 @@ class RandomRows:
         """Return `rows` rows of a split from row `start` on: sparse [rows, one-hot features], and the others' bags."""
         # The first row belongs to the key, so a shard does not depend on the shards before it.
         key = [self._config.seed, SPLITS.index(split), start]
+
+        def draw_bags(feature: int) -> Bags:
+            """Draw a feature's ids; a feature with single values has bags of one id."""
+            rng, size = seeded_generator([*key, 1 + feature]), self._bag_sizes[feature]
+            offsets = offsets_of(rng.integers(1, size + 1, rows) if self._config.bags_vary else np.full(rows, size))
+            return Bags(draw_ids(rng, self._config, self._tables[feature], int(offsets[-1])), offsets)
+
         rng = seeded_generator([*key, 0])
         labels = (rng.random((rows, 1)) < self._config.click_rate).astype(np.int32)
         dense = rng.random((rows, self._config.num_dense), np.float32)
         with ThreadPoolExecutor(self._threads) as executor:
-            columns = list(executor.map(lambda i: self._draw_bags(i, [*key, 1 + i], rows), range(len(self._tables))))
+            columns = list(executor.map(draw_bags, range(len(self._tables))))
         one_hot = [c.values for c, ragged in zip(columns, self._is_ragged, strict=True) if not ragged]
         bags = tuple(c for c, ragged in zip(columns, self._is_ragged, strict=True) if ragged)
         sparse = np.stack(one_hot, axis=1) if one_hot else np.empty((rows, 0), np.int32)
         return ShardArrays(labels, dense, sparse, bags)
-
-    def _draw_bags(self, feature: int, key: list[int], rows: int) -> Bags:
-        """Draw a feature's ids for rows; a feature with single values has bags of one id."""
-        rng = seeded_generator(key)
-        lengths = np.full(rows, self._bag_sizes[feature], np.int64)
-        if self._config.bags_vary:
-            lengths = rng.integers(1, self._bag_sizes[feature] + 1, rows)
-        offsets = offsets_of(lengths)
-        return Bags(draw_ids(rng, self._config, self._tables[feature], int(offsets[-1])), offsets)
 
 
 def draw_ids(rng: np.random.Generator, config: RandomConfig, table_rows: int, count: int) -> NDArray[np.int32]:

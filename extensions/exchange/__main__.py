@@ -89,8 +89,7 @@ def read_blocks(root: Path, manifest: Manifest, split: str, first: int, stop: in
     for shard in manifest.splits[split].shards:
         arrays, end = open_shard(root, split, shard, manifest), min(stop - begin, shard.rows)
         for start in range(max(0, first - begin), end, BLOCK_ROWS):
-            rows = slice(start, min(start + BLOCK_ROWS, end))
-            yield ShardArrays(arrays.labels[rows], arrays.dense[rows], arrays.sparse[rows])
+            yield arrays.part(start, min(start + BLOCK_ROWS, end))
         begin += shard.rows
 
 
