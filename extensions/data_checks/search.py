@@ -173,7 +173,11 @@ def find_misleading(job: Job, built: Sequence[BuiltShard], features: Sequence[st
     shards = [[shard for shard in built if (shard.split == "train") == is_train] for is_train in (True, False)]
     rows, other_rows = (sum(shard.shard.rows for shard in shards_of_part) for shards_of_part in shards)
     limit = min(MAX_ROWS, MAX_VALUES // len(job.schema.columns), budget // 2 // ROW_BYTES)
-    share, other_share = sample_shares(rows, other_rows, limit)
+    share = other_share = 1.0
+    if rows + other_rows > limit:
+        # Half of a sample are held-out rows, if there are enough: this maximises the number of pairs of equal rows.
+        num_held_out = min(other_rows, max(limit // 2, limit - rows))
+        share, other_share = (limit - num_held_out) / max(1, rows), num_held_out / max(1, other_rows)
     train, held_out = _Rows(job, shards[0], share), _Rows(job, shards[1], other_share)
 
     # Reading a column adds it to the hashes of whole rows, which the held-out rows need, too.
@@ -207,17 +211,6 @@ def find_misleading(job: Job, built: Sequence[BuiltShard], features: Sequence[st
         shared_by_chance=None if chance is None else min(1.0, chance / share_read),
     )
     return plain_object(figures)
-
-
-def sample_shares(rows: int, other_rows: int, limit: int) -> tuple[float, float]:
-    """Return the shares of train's and of the held-out rows to read, `limit` rows in total.
-
-    Half of a sample are held-out rows, if there are enough: this maximises the number of pairs of equal rows.
-    """
-    if rows + other_rows <= limit:
-        return 1.0, 1.0
-    held_out = min(other_rows, max(limit // 2, limit - rows))
-    return (limit - held_out) / max(1, rows), held_out / max(1, other_rows)
 
 
 def _read_columns(job: Job, rows: _Rows, features: Sequence[str]) -> Iterator[tuple[str, NDArray[Any], bool]]:
