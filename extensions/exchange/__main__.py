@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,9 +50,6 @@ from data_prep.job import claim_work, publish, refuse_foreign_files
 from data_prep.lookup import transform_dense
 from data_prep.stages.write import FIELD_BYTES
 
-# Formats of other programs, described above.
-ExchangeFormat: TypeAlias = Literal["npy", "bin"]
-
 
 @dataclass(frozen=True)
 class DatasetConfig:
@@ -68,7 +65,7 @@ class ExchangeConfig:
 
     to: str | None = key(None, "directory to export to")
     source: str | None = key(None, "directory to import from")
-    format: ExchangeFormat = key("npy", "format of the other program's files")
+    format: Literal["npy", "bin"] = key("npy", "format of the other program's files")
 
 
 @dataclass(frozen=True)
@@ -337,21 +334,20 @@ def import_bin(source: Path, root: Path, transform: DenseTransform | None) -> Ma
 
 def main(config: InterchangeConfig) -> int:
     """Export or import as configured, and return an exit status."""
-    root, exchange = Path(config.data.path), config.exchange
-    if (exchange.to is None) == (exchange.source is None):
+    root, exchange, transform = Path(config.data.path), config.exchange, config.data.dense_transform
+    exports, is_bin = exchange.to is not None, exchange.format == "bin"
+    if exports == (exchange.source is not None):
         raise UserError("exchange: give either exchange.to, to export, or exchange.source, to import")
-    imports_bin = exchange.source is not None and exchange.format == "bin"
-    if config.data.dense_transform is not None and not imports_bin:
+    if transform is not None and (exports or not is_bin):
         raise UserError("data.dense_transform: has no effect but where exchange.format=bin is imported; leave it out")
     directory = Path(exchange.to or exchange.source or "")
     try:
-        if exchange.to is not None:
+        if exports:
             manifest = load_rows_manifest(root)
-            export = export_bin if exchange.format == "bin" else export_npy
+            export = export_bin if is_bin else export_npy
             print(f"{directory}: {len(export(root, manifest, directory))} files of {manifest.rows:,} rows")
             return EXIT_DONE
-        is_bin = exchange.format == "bin"
-        manifest = import_bin(directory, root, config.data.dense_transform) if is_bin else import_npy(directory, root)
+        manifest = import_bin(directory, root, transform) if is_bin else import_npy(directory, root)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(f"{error.filename or exchange.to or root}: {reason}; check the paths and the disk") from error
