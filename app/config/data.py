@@ -45,7 +45,7 @@ class MultiHotConfig:
         if self.sizes is None:
             return None
         sizes = parse_sizes("data.multi_hot.sizes", self.sizes, num_features)
-        return MultiHot(tuple(sizes), self.distribution or Distribution.uniform, self.seed or 0)
+        return MultiHot(tuple(sizes), self.distribution or "uniform", self.seed or 0)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from filelock import FileLock
@@ -37,11 +36,8 @@ REMEDY = "remove its directory: it is made again"
 TABLES_DIRECTORY = "multi_hot"  # directory in a dataset with the bags of all ids
 
 
-class Distribution(Enum):
-    """Distribution of a bag's drawn ids: uniform, or skewed to a few ids."""
-
-    uniform = "uniform"
-    pareto = "pareto"
+# Of a bag's drawn ids: uniform, or skewed to a few ids.
+Distribution: TypeAlias = Literal["uniform", "pareto"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ class MultiHot:
     """Settings that decide the bags besides the table sizes; `sizes` holds the ids per bag of each feature."""
 
     sizes: tuple[int, ...]
-    distribution: Distribution = Distribution.uniform
+    distribution: Distribution = "uniform"
     seed: int = 0
 
     def table_bytes(self, num_embeddings: Sequence[int]) -> int:
@@ -209,7 +205,7 @@ def _draw_ids(
     rng: np.random.RandomState, distribution: Distribution, rows: int, shape: tuple[int, int]
 ) -> NDArray[np.integer]:
     """Draw ids from 0 to rows - 1, in the given shape, as the reference draws them."""
-    if distribution is Distribution.uniform:
+    if distribution == "uniform":
         return rng.randint(0, rows, size=shape)
     variates = rng.pareto(a=PARETO_SHAPE, size=shape)
     # The reference converts to int32 as x86 does: all numbers beyond it become the smallest.

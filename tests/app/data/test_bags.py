@@ -112,10 +112,10 @@ def test_altered_bags_are_named(expanded: tuple[Path, DataConfig, Path], verify:
 
 @pytest.mark.parametrize(("distribution", "seed"), [("uniform", None), ("pareto", 3)])
 def test_ids_are_expanded_while_they_are_read(
-    dataset: Path, tmp_path: Path, distribution: str, seed: int | None
+    dataset: Path, tmp_path: Path, distribution: Distribution, seed: int | None
 ) -> None:
     sizes = [3, 1, 40, 2]
-    expansion = MultiHotConfig(sizes, Distribution(distribution), seed, str(tmp_path / "tables"))
+    expansion = MultiHotConfig(sizes, distribution, seed, str(tmp_path / "tables"))
     manifest = load_manifest(dataset)
     tables = multi_hot_tables(list(NUM_EMBEDDINGS.values()), sizes, distribution, seed or 0)
     config = DataConfig(shuffle_block_rows=97, multi_hot=expansion)
