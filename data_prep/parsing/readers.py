@@ -548,7 +548,7 @@ def meets_rule(values: Any, numbers: NDArray[np.float64], rule: LabelRule, form:
     numbers: the values as float64. form: how the file writes numbers.
     """
     compare, number = COMPARISONS[rule.operator], number_of(rule.value, form)
-    # A rule's number below 2^53 is told from its neighbours by float64, so the whole column is compared at once.
+    # A rule's number below 2^53 differs from its neighbours in float64, so the whole column is compared at once.
     if not abs(number) >= EXACT_INTEGERS:
         met: NDArray[np.bool_] = compare(numbers, number)
         return met

@@ -433,7 +433,7 @@ Reader = PlainReader | SourceStream
 class LineBlock(NamedTuple):
     """Whole lines: buffer[start:end] ends with a newline; kernels may read ROOM_BEHIND - 1 bytes beyond it.
 
-    `offset` is its first byte's in the uncompressed source; `is_last` tells whether the source ends with it.
+    `offset` is its first byte's in the uncompressed source; `is_last` says whether the source ends with it.
     """
 
     buffer: NDArray[np.uint8]
@@ -461,7 +461,7 @@ class LineBlocks(AbstractContextManager["LineBlocks"]):
         self._longest = block_bytes
         self._start = self._end = 0
         self._at_end = False
-        # The byte before `offset` tells whether a line starts there.
+        # The byte before `offset` shows whether a line starts there.
         self._offset = max(offset - 1, 0)
         if reader is None:
             # A compressed source can only be read from its start.
