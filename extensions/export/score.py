@@ -26,11 +26,10 @@ import numpy as np
 import onnxruntime
 import pyarrow as pa
 from encoder.convert import excerpt, numbers_of, to_column, to_list
-from encoder.dates import NUMBERS
 from encoder.errors import UserError
 from encoder.files import NewRows, Shape, parse_file, rows_of_objects
 from encoder.rows import RowCodec
-from encoder.values import Bags, Dialect, RawRows, numbered_rows
+from encoder.values import NUMBERS, Bags, Dialect, RawRows, numbered_rows
 
 HERE = Path(__file__).resolve().parent
 PACKED = (".gz", ".bz2", ".zst")
