@@ -29,7 +29,7 @@ HUNDREDS = np.uint64(1 + (100 << 16))
 MYRIADS = np.uint64(1 + (10000 << 32))
 BYTE_PAIRS, QUADS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
 LOW_HALF = np.uint64(0xFFFF)
-U0, U2, U3, U4, U6, U8, U9 = (np.uint64(n) for n in (0, 2, 3, 4, 6, 8, 9))
+U0, U3, U4, U6, U8, U9 = (np.uint64(n) for n in (0, 3, 4, 6, 8, 9))
 U16, U32, U64 = np.uint64(16), np.uint64(32), np.uint64(64)
 
 
