@@ -249,7 +249,7 @@ class RowLayout:
     def id_columns(self) -> tuple[NDArray[np.int64], ...]:
         """Return, for each of ID_TYPES, the indices of the sparse columns whose ids have that type when packed."""
         fits = [np.array([np.iinfo(kind).max >= largest for largest in self.largest_ids], bool) for kind in ID_TYPES]
-        # Types go from large to small, so the number of those that an id fits tells the smallest.
+        # Types go from large to small, so the number of those that an id fits gives the smallest.
         smallest = np.sum(fits, axis=0) - 1
         return tuple(np.flatnonzero(smallest == number) for number in range(len(ID_TYPES)))
 
